@@ -136,7 +136,9 @@ def multiply_chain(
         with hold_target(target, steal=output.steal):
             reserve_target(target, overwrite=replace_old)
             held = [m.rows(0, m.nrows).to_scipy() for m in stored]
-            return save(out, _multiply_in_memory(chain.order, held), overwrite=replace_old)
+            rows, columns = stored[0].row_names, stored[-1].column_names
+            c = _multiply_in_memory(chain.order, held)
+            return save(out, c, row_names=rows, column_names=columns, overwrite=replace_old)
     check_target(target, overwrite=output.overwrite or output.resume)
     with hold_target(target, steal=output.steal) as lock:
         for first, last in list(parts_of(chain.order))[:-1]:

@@ -20,6 +20,8 @@ from spdist.options import lists, options_of
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
+from spdist.storage.names.names import NO_NAMES, AxisNames
+from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
 PART_ENTRIES = 1 << 22
@@ -159,7 +161,7 @@ def apply(
     if epilogue is not None:
         epilogue.check(matrix.shape, matrix.dtype)
     parts = (cut(_own(rows), spec.of_rows(start, start + rows.nrows)) for start, (rows,) in _parts(matrix))
-    return _stored(out, matrix.ncols, matrix.dtype, parts, "apply", keywords)
+    return _stored(out, matrix, matrix.dtype, parts, "apply", keywords)
 
 
 def _combined(a: Any, b: Any, out: str | Path, what: str, combine: Any, keywords: ElementwiseKeywords) -> StoredMatrix:
@@ -173,15 +175,18 @@ def _combined(a: Any, b: Any, out: str | Path, what: str, combine: Any, keywords
         )
     dtype = result_dtype(left.dtype, right.dtype)
     parts = (combine(*(_of_dtype(rows, dtype) for rows in pair)) for _, pair in _parts(left, right))
-    return _stored(out, left.ncols, dtype, parts, what, keywords)
+    return _stored(out, left, dtype, parts, what, keywords, right.names)
 
 
 def _stored(
-    out: str | Path, ncols: int, dtype: np.dtype[Any], parts: Iterator[CSR], command: str, keywords: ElementwiseKeywords
-) -> StoredMatrix:
+    out: str | Path, like: StoredMatrix, dtype: np.dtype[Any], parts: Iterator[CSR], command: str,
+    keywords: ElementwiseKeywords, other: AxisNames = NO_NAMES,
+) -> StoredMatrix:  # fmt: skip
+    """Store rows as a matrix that has the columns of another and its names, or other names where it has none."""
     overwrite, steal = keywords.get("overwrite", False), keywords.get("steal", False)
     with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
-        writer = MatrixWriter(stage.url, ncols, dtype, {"provenance": {"command": command}})
+        names = names_for(stage.target, like.names.filled(other))
+        writer = MatrixWriter(stage.url, like.ncols, dtype, {"provenance": {"command": command}}, names)
         for rows in parts:
             writer.append(rows)
         writer.close()

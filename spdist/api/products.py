@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -49,7 +49,15 @@ __all__ = [
 ]
 
 
-def save(url: str | Path, matrix: Any, *, overwrite: bool = False, steal: bool = False) -> StoredMatrix:
+def save(
+    url: str | Path,
+    matrix: Any,
+    *,
+    row_names: Iterable[str] | None = None,
+    column_names: Iterable[str] | None = None,
+    overwrite: bool = False,
+    steal: bool = False,
+) -> StoredMatrix:
     """Store a SciPy sparse matrix or array as a matrix in Zarr.
 
     Parameters
@@ -58,6 +66,8 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False, steal: bool =
         A path or fsspec URL.
     matrix : scipy.sparse matrix or array
         Rows are sorted and duplicates summed first. A `bsr_array` is stored in its blocks.
+    row_names, column_names : iterable of str, optional
+        Stored with the matrix, unless it is in an AnnData, which has its own. A name has no line break.
     overwrite : bool
         Replace an existing matrix, once the new one is whole.
     steal : bool
@@ -71,19 +81,21 @@ def save(url: str | Path, matrix: Any, *, overwrite: bool = False, steal: bool =
     ------
     InputError
         If something is at `url` already and `overwrite` is false, or it is not a matrix.
+    MatrixError
+        If there are more or fewer names than rows or columns.
     SpdistError
         If the disk is full.
 
     Examples
     --------
     >>> import scipy.sparse as sp
-    >>> a = save("memory://A.zarr", sp.eye_array(3), overwrite=True)
-    >>> a.shape, a.nnz
-    ((3, 3), 3)
+    >>> a = save("memory://A.zarr", sp.eye_array(3), row_names=["x", "y", "z"], overwrite=True)
+    >>> a.shape, a.nnz, a.row_names.tolist(), a.column_names
+    ((3, 3), 3, ['x', 'y', 'z'], None)
     """
     from spdist.jobs import save as saving
 
-    return saving.save(url, matrix, overwrite=overwrite, steal=steal)
+    return saving.save(url, matrix, row_names=row_names, column_names=column_names, overwrite=overwrite, steal=steal)
 
 
 @lists(PlanKeywords)
@@ -358,8 +370,9 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
     -------
     dict
         ``shape``, ``dtype``, ``nnz``; of a block matrix ``blocks`` and ``block_size``; ``rows`` with min, mean and max
-        entries of a row and the number of empty rows, of a block matrix in blocks; ``bytes`` in memory and as stored;
-        ``state``: ``complete``, or ``unfinished`` with its durable part; ``provenance``.
+        entries of a row and the number of empty rows, of a block matrix in blocks; ``row_names`` and ``column_names``:
+        whether they have names; ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with its
+        durable part; ``provenance``.
 
     Raises
     ------

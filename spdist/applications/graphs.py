@@ -60,7 +60,7 @@ def load_graph(
     ----------
     graph : matrix, or path of a list of edges
     labels : str or Path, optional
-        File of the names of a matrix' vertices.
+        File of the names of a matrix' vertices; by default the names of its rows.
     is_list : bool, optional
         Whether `graph` is a list of edges; by default its name says so.
     pruning : Pruning
@@ -79,12 +79,12 @@ def load_graph(
         if read is not None and _walks_fit(len(read[1]), len(read[0].rows), pruning, execution):
             return _checked(str(graph), *read)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-edges-")))
-        labels = folder / "labels"
-        graph = import_matrix(graph, folder / "graph.zarr", labels=labels, duplicates="max", format=kind)
+        graph = import_matrix(graph, folder / "graph.zarr", names=True, duplicates="max", format=kind)
+        labels = None
     matrix = opened(graph, "clusters")
     check_square(matrix)
     check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), NEEDED)
-    names = None if labels is None else _names(labels, matrix)
+    names = _own_names(matrix) if labels is None else _names(labels, matrix)
     if isinstance(matrix, StoredMatrix):
         fit = _walks_fit(matrix.nrows, matrix.nnz, pruning, execution)
         if not fit or COPIES * matrix.nbytes > _memory(execution):
@@ -127,6 +127,12 @@ def _checked(path: str, edges: Entries, names: Sequence[str]) -> Graph:
             f"{path} has an edge of weight {edges.values[at]} between {ends}; {NEEDED} are needed: correct it"
         )
     return Graph(len(names), names, edges)
+
+
+def _own_names(matrix: Any) -> Sequence[str] | None:
+    """Return the names of a stored matrix' rows, if they have any."""
+    names = matrix.row_names if isinstance(matrix, StoredMatrix) else None
+    return None if names is None else list(names)
 
 
 def _names(labels: str | Path, matrix: Any) -> Sequence[str]:

@@ -75,7 +75,8 @@ def markov_clustering(
     maxiter : int
         Most steps.
     labels : str or Path, optional
-        File with the name of each vertex of a stored graph, one a line, as `import_matrix` writes it.
+        File with the name of each vertex of a matrix, one a line, as `import_matrix` writes it; by default vertices of
+        a stored matrix have the names of its rows.
     edges : bool, optional
         Whether `graph` is a list of edges; by default its name says so.
     on_step : callable, optional

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,6 +18,7 @@ from spdist.options import ApplicationKeywords
 from spdist.storage import locations
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
+from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
 PART_ENTRIES = 1 << 20
@@ -134,7 +135,14 @@ def place_of_result(out: str | Path | None, m: Any, what: str) -> str:
     return ""
 
 
-def mode_of(keywords: ApplicationKeywords) -> dict[str, bool]:
+class Mode(TypedDict):
+    """How `spdist.save` treats what is at its place."""
+
+    overwrite: bool
+    steal: bool
+
+
+def mode_of(keywords: ApplicationKeywords) -> Mode:
     """Return how `spdist.save` treats what is at its place."""
     return {"overwrite": keywords.get("overwrite", False), "steal": keywords.get("steal", False)}
 
@@ -142,7 +150,7 @@ def mode_of(keywords: ApplicationKeywords) -> dict[str, bool]:
 def copy_of(
     m: StoredMatrix, place: str, change: Callable[[int, CSR], CSR], dtype: np.dtype[Any], **facts: str
 ) -> StoredMatrix:
-    """Store a matrix with each of its rows changed, some rows at a time.
+    """Store a matrix with its names and each of its rows changed, some rows at a time.
 
     Parameters
     ----------
@@ -159,7 +167,7 @@ def copy_of(
     -------
     StoredMatrix
     """
-    writer = MatrixWriter(place, m.ncols, dtype, dict(facts))
+    writer = MatrixWriter(place, m.ncols, dtype, dict(facts), names_for(place, m.names))
     for start, rows in parts(m):
         writer.append(change(start, rows))
     return writer.close()

@@ -161,7 +161,9 @@ def _stored(
     first = 0 if sources is None else 1
     last = steps.begin(write, resume=resume)
     if last < first:
-        api.save(steps.place(1), _first_rows(matrix.nrows, sources or (), matrix.dtype))
+        names = matrix.row_names
+        named = None if names is None else names[list(sources or ())]
+        api.save(steps.place(1), _first_rows(matrix.nrows, sources or (), matrix.dtype), row_names=named)
         last = 1
     for step, (done, doubles) in enumerate(_schedule(sources, hops), first + 1):
         if step <= last:

@@ -68,7 +68,9 @@ def _add_clustering(verbs: Verbs) -> None:
     )
     sub.add_argument("-te", dest="threads", type=count_of, metavar="N", help="CPUs to use, by default all")
     sub.add_argument("--abc", action="store_true", help="GRAPH is a list of edges, whatever its name")
-    sub.add_argument("--labels", metavar="FILE", help="names of the vertices of a matrix, one a line")
+    sub.add_argument(
+        "--labels", metavar="FILE", help="names of the vertices of a matrix, one a line; by default of its rows"
+    )
     sub.add_argument("--maxiter", type=count_of, default=10_000, metavar="N", help="most steps")
     _add_steps(sub, "CLUSTERS")
     _add_where(sub)

@@ -35,6 +35,8 @@ def _row(name: str, value: Any, facts: dict[str, Any]) -> tuple[str, str]:
     if name == "rows" and isinstance(value, dict):
         what = entries_in_words(facts.get("block_size"))
         return name, f"{value['min']:,} to {value['max']:,} {what}, mean {value['mean']:.2f}; {value['empty']:,} empty"
+    if name in ("row_names", "column_names"):
+        return name.replace("_", " "), "yes" if value else "no"
     if name == "bytes":
         return name, f"{format_bytes(value['memory'])} in memory, {format_bytes(value['stored'])} stored"
     if name == "shape":

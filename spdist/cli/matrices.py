@@ -29,7 +29,9 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
-    text = "vertices of .abc, .tsv or .csv have names; list them in FILE, one a line in the order of rows"
+    text = "vertices of .abc, .tsv or .csv have names; store them with the matrix"
+    sub.add_argument("--names", action="store_true", help=text)
+    text = "as --names, and list the names in FILE too, one a line in the order of rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
     text = "edges of .abc, .tsv or .csv in one place: their sum (default), the largest (max) or the first"
     sub.add_argument("--duplicates", choices=("sum", "max", "first"), default="sum", help=text)
@@ -62,8 +64,9 @@ def _import(args: argparse.Namespace) -> int:
     from spdist.storage.import_export import import_matrix
 
     with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
-        given: dict[str, Any] = {"block_size": args.block_size, "labels": args.labels, "duplicates": args.duplicates}
-        matrix = import_matrix(args.source, args.target, progress=bar, **(given | mode_of(args)))
+        given: dict[str, Any] = {"block_size": args.block_size, "duplicates": args.duplicates}
+        given |= {"names": args.names, "labels": args.labels, **mode_of(args)}
+        matrix = import_matrix(args.source, args.target, progress=bar, **given)
     return _show_matrix(matrix, args)
 
 

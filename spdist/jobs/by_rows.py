@@ -41,6 +41,8 @@ from spdist.storage.atomic_replace import clear_of_full_disks, full_disk
 from spdist.storage.lock import check_held, hold_target
 from spdist.storage.lock import replace as replace_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.names.names import AxisNames
+from spdist.storage.names.of_matrix import names_for
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.writer import Layout, finish_matrix
 from spdist.verification.stored_matrix import check
@@ -64,6 +66,8 @@ class Job:
         Whether a new C may replace the matrix at `target`.
     facts : dict
         The record that C carries.
+    names : AxisNames
+        Names of the rows and columns of C.
     """
 
     planning: PlanSource
@@ -71,6 +75,7 @@ class Job:
     unfinished: str
     overwrite: bool
     facts: Facts
+    names: AxisNames
 
     def run(self, execution: ExecutionOptions, callbacks: Callbacks) -> tuple[Plan, Outcome]:
         """Plan, run the plan, and put the finished C at the target.
@@ -104,7 +109,7 @@ class Job:
                 outcome, layout, checksums = execute(*run)
         place = layout.url
         check_held(self.target)
-        finish_matrix(layout, self.planning.request.a.nrows, outcome.nnz, self.facts, checksums)
+        finish_matrix(layout, self.planning.request.a.nrows, outcome.nnz, self.facts, checksums, self.names)
         notes.sync_metadata(place)  # before the notes go by which C is resumed
         notes.remove_remains(place)
         if place != self.target:
@@ -238,7 +243,14 @@ def prepare(request: Request) -> Job | Report:
     check_values(execution.engine, spec.dtype(a, b))
     planning = replace(request_of(a, b, spec, execution), to_objects=locations.in_object_store(request.target))
     check_target(request.target, overwrite=request.output.overwrite)
-    return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts)
+    return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts, _names_of_product(request))
+
+
+def _names_of_product(request: Request) -> AxisNames:
+    """Return the names of A's rows and B's columns; read them once, since C is to be made before they are copied."""
+    names = names_for(request.target, AxisNames(request.a.names.rows, request.b.names.columns))
+    names.check()
+    return names
 
 
 def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job | Report | None:
@@ -270,7 +282,7 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
         plan = plan.through_gpu(parse_bytes(execution.memory_limit))
     _check_still_fits(plan, place, execution)
     planning = PlanRequest(request.a, request.b, plan.engine, plan.memory_limit, plan.host_limit, spec=request.spec)
-    return Job(PlanSource(planning, plan), request.target, place, False, facts)
+    return Job(PlanSource(planning, plan), request.target, place, False, facts, _names_of_product(request))
 
 
 def _complete_replacement(place: str, target: str) -> None:

@@ -28,7 +28,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
             "remedy": "finish it with spdist multiply --resume",
         }
     m = matrix if isinstance(matrix, StoredMatrix) else open_matrix(url)
-    size = m.blocksize
+    size, names = m.blocksize, m.names
     return {
         "matrix": url,
         "shape": list(m.full_shape),
@@ -36,6 +36,8 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
         "nnz": m.nnz * (1 if size is None else size[0] * size[1]),
         **({} if size is None else {"blocks": m.nnz, "block_size": list(size)}),
         "rows": _row_lengths(m),
+        "row_names": names.rows is not None,
+        "column_names": names.columns is not None,
         "bytes": {"memory": m.nbytes, "stored": locations.stored_bytes(url)},
         "state": "complete",
         "provenance": facts.get("provenance", {}),

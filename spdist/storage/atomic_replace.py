@@ -75,10 +75,13 @@ class Stage:
         Path or URL to write to. It is on the target's file system, so that one rename moves it to the target.
     scratch : Path
         An empty local directory for temporary files.
+    target : str
+        Where the matrix goes, normalised.
     """
 
     url: str
     scratch: Path
+    target: str
 
 
 @contextmanager
@@ -116,7 +119,7 @@ def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -
         (scratch / "scratch").mkdir()
         whole = False
         try:
-            yield Stage(staged, scratch / "scratch")
+            yield Stage(staged, scratch / "scratch", url)
             _check_free(url, overwrite, is_matrix=True)  # another program may have written it in the meantime
             whole = True
             if locations.exists(url):

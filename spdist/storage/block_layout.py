@@ -196,7 +196,7 @@ def store_blocks(matrix: StoredMatrix, url: str, size: BlockSize, facts: dict[st
             f"{name}: {matrix.nrows:,} x {matrix.ncols:,} cannot be cut into blocks of {r} x {s}: choose sizes that "
             f"divide it"
         )
-    writer = MatrixWriter(url, matrix.ncols // s, block_dtype(matrix.dtype, size), facts)
+    writer = MatrixWriter(url, matrix.ncols // s, block_dtype(matrix.dtype, size), facts, matrix.names)
     for start, stop in _ranges(matrix, r):
         writer.append(cut_rows(matrix.rows(start, stop), size).rows())
     if matrix.nnz:

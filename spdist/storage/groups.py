@@ -352,7 +352,7 @@ def finish_group(
     attributes : dict
         With the attribute ``spdist``, to which the seal is added.
     tables : dict, optional
-        Checksums of the Zarr chunks of each array; by default they are read from storage.
+        Checksums of the Zarr chunks of arrays; those of other arrays are read from storage.
 
     Raises
     ------
@@ -364,7 +364,8 @@ def finish_group(
         document = json.loads(array.metadata)
         document["shape"] = [length, *document["shape"][1:]]
         whole = replace(array, length=length)
-        table = whole.stored_checksums(0, whole.nchunks) if tables is None else tables[array.name]
+        table = (tables or {}).get(array.name)
+        table = whole.stored_checksums(0, whole.nchunks) if table is None else table
         sealed[array.name] = {"metadata": _document_digest(document), "checksums": write_table(url, array.name, table)}
         _put_document(url, f"{array.name}/zarr.json", document)
     seal = {"version": SEAL_VERSION, "arrays": sealed}

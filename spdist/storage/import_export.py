@@ -71,6 +71,7 @@ def import_matrix(
     overwrite: bool = False,
     steal: bool = False,
     block_size: BlockSize | Literal["auto"] | None = None,
+    names: bool = False,
     labels: str | Path | None = None,
     duplicates: Duplicates = "sum",
     format: str | None = None,
@@ -95,9 +96,11 @@ def import_matrix(
     block_size : (int, int) or "auto", optional
         Store dense blocks of so many rows and columns; "auto" takes the size of fewest bytes, up to 16 x 16. During the
         import the matrix is on disk twice.
+    names : bool
+        Whether vertices of a list of edges have names. They are numbered in the order in which they come, and their
+        names are stored as names of rows and columns. Without, vertices are numbers from 0 on.
     labels : str or Path, optional
-        Vertices of a list of edges have names. They are numbered in the order in which they come, and their names are
-        written to this file, one a line. Without, vertices are numbers from 0 on.
+        As `names`, and write the names to this file too, one a line.
     duplicates : {"sum", "max", "first"}
         How to combine several edges from one vertex to another in a list of edges; other formats sum duplicates.
     format : str, optional
@@ -128,20 +131,20 @@ def import_matrix(
     _check_file(path)
     facts = {"provenance": {"command": "import", "source": str(source)}}
     staged = staged_matrix(target, overwrite=overwrite, steal=steal)
-    names = nullcontext() if labels is None else staged_file(labels, overwrite=overwrite, steal=steal)
-    if labels is not None and reader is not import_edges:
-        raise InputError(
-            f"labels={str(labels)!r}: {source} has no names of vertices, as lists of edges may; leave it out"
-        )
+    lists = nullcontext() if labels is None else staged_file(labels, overwrite=overwrite, steal=steal)
+    if (names or labels is not None) and reader is not import_edges:
+        given = "names=True" if labels is None else f"labels={str(labels)!r}"
+        raise InputError(f"{given}: {source} has no names of vertices, as lists of edges may; leave it out")
+    names = names or labels is not None
     if duplicates not in get_args(Duplicates) or (duplicates != "sum" and reader is not import_edges):
         raise InputError(f"duplicates={duplicates!r}: of lists of edges sum, max or first; of other files sum alone")
-    with names as listed, staged as stage, _open(path) as file:
+    with lists as listed, staged as stage, _open(path) as file:
         with foreign(path):
             size = max(file.seek(0, 2), 1)
             file.seek(0)
         first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
         source_file = Source(path, file, size, inner or "X")
-        reader(Import(source_file, first, facts, progress or ignore_progress, bucket_bytes, listed, duplicates))
+        reader(Import(source_file, first, facts, progress or ignore_progress, bucket_bytes, listed, duplicates, names))
         if block_size is not None:
             numbers = open_matrix(first.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size

@@ -14,6 +14,8 @@ blocks. Four rules keep wrong bytes out of a product:
 * A Zarr chunk in the place of another has a sound checksum: the table of each array lists checksums by Zarr chunk, and
   the group's attributes hold digests of the tables and of all metadata (`groups.check_seal`).
 * The arrays' metadata and the encoding attributes are written last: no reader accepts an unfinished matrix.
+
+Rows and columns may have names, in arrays of bytes beside the others or in an AnnData around the matrix (`names`).
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from spdist.storage import groups, locations
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
 from spdist.storage.lock import readable_place
+from spdist.storage.names.names import AxisNames, NameArray
+from spdist.storage.names.of_matrix import names_of
 
 READ_CHUNKS = 2
 """Zarr chunks of each array that one read of scattered rows decodes at a time."""
@@ -131,6 +135,23 @@ class MatrixHeader(Displayed):
     def nbytes(self) -> int:
         """Bytes of the matrix in memory."""
         return self.nnz * self.entry_nbytes + 8 * (self.nrows + 1)
+
+    @property
+    def names(self) -> AxisNames:
+        """Names of rows and columns, unread; those of the AnnData around the matrix if there is one."""
+        return names_of(self.url, self.facts, self.full_shape)
+
+    @property
+    def row_names(self) -> NameArray | None:
+        """Names of the rows as an array of str, read whole; None if they have none."""
+        names = self.names.rows
+        return None if names is None else names.to_array()
+
+    @property
+    def column_names(self) -> NameArray | None:
+        """Names of the columns as an array of str, read whole; None if they have none."""
+        names = self.names.columns
+        return None if names is None else names.to_array()
 
     @property
     def ours(self) -> bool:

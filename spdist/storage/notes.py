@@ -22,6 +22,7 @@ from spdist.storage.checksums import digest_of, read_small
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
 from spdist.storage.locations import PARTIAL, unreadable, wait
+from spdist.storage.names.names import ARRAYS as NAME_ARRAYS
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -226,7 +227,8 @@ def sync_metadata(url: str) -> None:
     if not locations.is_local(url):
         return
     root = locations.local_path(url)
-    for folder in (*(root / name for name in ARRAYS), root):
+    arrays = (root / name for name in (*ARRAYS, *NAME_ARRAYS))
+    for folder in (*(array for array in arrays if array.is_dir()), root):
         for path in (folder / "zarr.json", folder / TABLE):
             if path.is_file():
                 _sync(path)

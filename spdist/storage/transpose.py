@@ -18,6 +18,8 @@ from spdist.storage import locations
 from spdist.storage.atomic_replace import Stage, ignore_progress, staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
+from spdist.storage.names.names import AxisNames
+from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
 
@@ -70,7 +72,8 @@ def transpose(
     def transposed(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
         yield Entries(rows.indices, numbers, rows.data)
 
-    result = _Result((matrix.ncols, matrix.nrows), matrix.nnz, facts or _origin("transpose"))
+    shape, names = (matrix.ncols, matrix.nrows), matrix.names.T
+    result = _Result(shape, matrix.nnz, facts or _origin("transpose"), names)
     with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
         _write(matrix, stage, transposed, result, progress)
     return open_matrix(out)
@@ -133,7 +136,7 @@ def symmetrize(
         values = rows.data[above].conj() if conjugate else rows.data[above]
         yield Entries(rows.indices[above], numbers[above], values)
 
-    result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"))
+    result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"), matrix.names)
     with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
         _write(matrix, stage, both, result, progress)
     return open_matrix(out)
@@ -145,11 +148,12 @@ def _origin(command: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Result:
-    """The matrix to write: its shape, its estimated number of entries, and its provenance."""
+    """The matrix to write: its shape, its estimated number of entries, its provenance, and its names."""
 
     shape: tuple[int, int]
     expected: int
     facts: dict[str, Any]
+    names: AxisNames
 
 
 def _write(
@@ -168,7 +172,8 @@ def _write(
             sorter.add(some)
         done += rows.nnz
         progress(done, m.nnz)
-    writer = MatrixWriter(stage.url, result.shape[1], m.dtype, result.facts)
+    names = names_for(stage.target, result.names)
+    writer = MatrixWriter(stage.url, result.shape[1], m.dtype, result.facts, names)
     for block in sorter.blocks():
         writer.append(block)
     writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from spdist.storage.checksums import Checksums
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, new_array
 from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.names.names import ARRAYS as NAME_ARRAYS
+from spdist.storage.names.names import NO_NAMES, PIECE_BYTES, AxisNames
 
 
 def chunk_of(dtype: np.dtype[Any]) -> int:
@@ -72,9 +75,14 @@ def _new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, compressed
 
 
 def finish_matrix(
-    layout: Layout, nrows: int, nnz: int, facts: dict[str, Any], checksums: Checksums | None = None
+    layout: Layout,
+    nrows: int,
+    nnz: int,
+    facts: dict[str, Any],
+    checksums: Checksums | None = None,
+    names: AxisNames = NO_NAMES,
 ) -> StoredMatrix:
-    """Finish a matrix whose Zarr chunks are written: write the metadata of its arrays first, its encoding last.
+    """Finish a matrix whose Zarr chunks are written: write names and metadata of its arrays first, its encoding last.
 
     Parameters
     ----------
@@ -84,6 +92,8 @@ def finish_matrix(
         Provenance, kept under the attribute ``spdist``.
     checksums : Checksums, optional
         Of the Zarr chunks; by default they are read from storage.
+    names : AxisNames, optional
+        Names of single rows and columns.
 
     Returns
     -------
@@ -100,8 +110,20 @@ def finish_matrix(
         "spdist": {**facts, "state": "complete", "canonical": True},
     }
     arrays = [(layout.array(name), length) for name, length in lengths]
+    arrays += _write_names(layout.url, names)
     groups.finish_group(layout.url, arrays, attributes, None if checksums is None else vars(checksums))
     return open_matrix(layout.url)
+
+
+def _write_names(url: str, names: AxisNames) -> Iterator[tuple[ChunkedArray, int]]:
+    """Write the names that there are; yield their arrays, and the bytes that each holds."""
+    for name, axis in zip(NAME_ARRAYS, names, strict=True):
+        if axis is not None:
+            buffer = ChunkBuffer(new_array(url, name, np.dtype(np.uint8), PIECE_BYTES, compressed=True))
+            for piece in axis.text():
+                buffer.append(np.frombuffer(piece, np.uint8))
+            buffer.close()
+            yield buffer.array, buffer.position
 
 
 class ChunkBuffer:
@@ -149,12 +171,16 @@ class MatrixWriter:
         Of the values.
     facts : dict
         Provenance, kept under the attribute ``spdist``.
+    names : AxisNames, optional
+        Names of single rows and columns.
     """
 
-    def __init__(self, url: str | Path, ncols: int, dtype: np.dtype[Any], facts: dict[str, Any]) -> None:
+    def __init__(
+        self, url: str | Path, ncols: int, dtype: np.dtype[Any], facts: dict[str, Any], names: AxisNames = NO_NAMES
+    ) -> None:
         dtype = check_dtype(np.dtype(dtype))
         self.layout = Layout(locations.normalise(url), int(ncols), dtype, chunk_of(dtype))
-        self.facts, self.nrows, self.nnz = facts, 0, 0
+        self.facts, self.names, self.nrows, self.nnz = facts, names, 0, 0
         self._offsets: ChunkBuffer | None = None
         self._entries: tuple[ChunkBuffer, ChunkBuffer] | None = None
 
@@ -178,7 +204,7 @@ class MatrixWriter:
         assert self._offsets is not None
         for buffer in (self._offsets, *(self._entries or ())):
             buffer.close()
-        return finish_matrix(self.layout, self.nrows, self.nnz, self.facts)
+        return finish_matrix(self.layout, self.nrows, self.nnz, self.facts, names=self.names)
 
     def _begin(self) -> None:
         if self._offsets is None:

@@ -13,6 +13,7 @@ from spdist.storage import groups, locations
 from spdist.storage.checksums import NOTE
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.names.of_matrix import named_arrays, open_names
 
 LISTED = 30
 """Problems of one kind that are named at most; further ones are counted."""
@@ -130,7 +131,8 @@ def _open(url: str, attributes: dict[str, Any], problems: _Problems) -> StoredMa
 
 
 def _arrays(matrix: StoredMatrix) -> list[ChunkedArray]:
-    return [matrix.indptr, matrix.indices, matrix.data]
+    names = [open_names(matrix.url, name, matrix.facts) for name in named_arrays(matrix.facts)]
+    return [matrix.indptr, matrix.indices, matrix.data, *names]
 
 
 def _check_content(matrix: StoredMatrix, problems: _Problems, progress: Callable[[int, int], None]) -> None:

@@ -132,6 +132,8 @@ def test_names_of_a_stored_graph(tmp_path, genes):
     spdist.import_matrix(genes, tmp_path / "G.zarr", labels=tmp_path / "names", duplicates="max")
     spdist.markov_clustering(tmp_path / "G.zarr", tmp_path / "out", labels=tmp_path / "names")
     assert (tmp_path / "out").read_text().splitlines() == EXPECTED["-I 2"]
+    spdist.markov_clustering(tmp_path / "G.zarr", tmp_path / "own")
+    assert (tmp_path / "own").read_text() == (tmp_path / "out").read_text()
     (tmp_path / "names").write_text("one\ntwo\n")
     with pytest.raises(spdist.InputError, match=r"has 2 lines, and .*G\.zarr 400 vertices"):
         spdist.markov_clustering(tmp_path / "G.zarr", labels=tmp_path / "names")

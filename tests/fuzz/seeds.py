@@ -76,6 +76,9 @@ def cells() -> dict[str, bytes]:
                 group.attrs["shape"] = np.array(matrix.shape)
                 for name in ("indptr", "indices", "data"):
                     group.create_dataset(name, data=getattr(matrix, name), **options)
+                for frame, length in zip(("obs", "var"), matrix.shape, strict=True):
+                    file.create_group(frame).attrs["_index"] = "_index"
+                    file[f"{frame}/_index"] = [f"{frame} {i}" for i in range(length)]
             found[f"{kind}.h5ad"] = (Path(folder) / "a.h5ad").read_bytes()
     return found
 
@@ -96,11 +99,11 @@ def seeds() -> dict[str, bytes]:
 
 
 def store_matrices(folder: Path) -> None:
-    """Write the stored matrices A (12 x 10) and B (10 x 12), their product C, and a mask M of C."""
+    """Write the stored matrices A (12 x 10, with names) and B (10 x 12), their product C, and a mask M of C."""
     import spdist
 
     a = sample().tocsr()
-    spdist.save(folder / "A.zarr", a)
+    spdist.save(folder / "A.zarr", a, row_names=[f"row {i} é" for i in range(12)], column_names=["c"] * 10)
     spdist.save(folder / "B.zarr", a.T.tocsr())
     spdist.save(folder / "C.zarr", (a @ a.T).tocsr())
     spdist.save(folder / "M.zarr", sp.eye(12, format="csr"))

@@ -41,6 +41,7 @@ def test_names_are_numbered_as_they_come(tmp_path, kind, between, packed):
     source = written(tmp_path, f"graph.{kind}{packed}", text)
     m = spdist.import_matrix(source, tmp_path / "A.zarr", labels=tmp_path / "names.txt")
     assert (tmp_path / "names.txt").read_text() == "cat\nhat\nbat\n"
+    assert m.row_names.tolist() == m.column_names.tolist() == ["cat", "hat", "bat"]
     assert dense(m) == [[0, 1.2, 0], [1, 0, 0.5], [0, 0, -0.2]]
     assert m.dtype == np.float64
 
@@ -75,6 +76,7 @@ def test_text_in_pieces(tmp_path, monkeypatch):
     parts = spdist.import_matrix(tmp_path / "g.abc", tmp_path / "B.zarr", labels=tmp_path / "2")
     assert (whole.to_scipy() != parts.to_scipy()).nnz == 0
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+    assert whole.row_names.tolist() == parts.row_names.tolist() == (tmp_path / "1").read_text().split()
 
 
 def test_a_first_line_may_name_the_columns(tmp_path):
@@ -87,7 +89,7 @@ def test_a_first_line_may_name_the_columns(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("g.abc", "a b\n", r"line 1: the vertex 'a' is no number.*--labels"),
+        ("g.abc", "a b\n", r"line 1: the vertex 'a' is no number.*--names"),
         ("g.abc", "0 1\n0 -1\n", "line 2: the vertex '-1'"),
         ("g.abc", "0 1 x\n", "line 1: the weight 'x'"),
         ("g.csv", "0,1,2\n0,1,x\n", "line 2: the weight 'x'"),
@@ -108,6 +110,33 @@ def test_lines_that_are_no_edges(tmp_path, capsys, name, text, says):
     with pytest.raises(spdist.MatrixError, match=says):
         spdist.import_matrix(source, tmp_path / "A.zarr")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_names_without_a_file(tmp_path, capsys):
+    source = str(written(tmp_path, "g.abc", "x x\nx y\ny x\ny y\nz z\nz w\nw z\nw w\n"))
+    assert cli.main(["import", source, str(tmp_path / "A.zarr"), "--names", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["row_names"] is facts["column_names"] is True
+    assert spdist.open(tmp_path / "A.zarr").row_names.tolist() == list("xyzw")
+    m = spdist.import_matrix(source, tmp_path / "B.zarr", names=True, block_size=(2, 2))
+    assert m.column_names.tolist() == list("xyzw")
+    assert cli.main(["info", str(tmp_path / "B.zarr")]) == 0
+    assert "row names     yes" in capsys.readouterr().out
+    spdist.import_matrix(written(tmp_path, "n.abc", "0 1"), tmp_path / "C.zarr")
+    assert cli.main(["info", str(tmp_path / "C.zarr"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["row_names"] is False
+    sp.save_npz(tmp_path / "m.npz", sp.eye_array(3).tocsr())
+    with pytest.raises(spdist.InputError, match=r"names=True: .* has no names"):
+        spdist.import_matrix(tmp_path / "m.npz", tmp_path / "D.zarr", names=True)
+
+
+def test_bytes_that_are_no_utf_8_stay(tmp_path):
+    (tmp_path / "g.abc").write_bytes(b"caf\xe9 b\n")
+    m = spdist.import_matrix(tmp_path / "g.abc", tmp_path / "A.zarr", labels=tmp_path / "names")
+    assert (tmp_path / "names").read_bytes() == b"caf\xe9\nb\n"
+    assert [name.encode("utf-8", "surrogateescape") for name in m.row_names] == [b"caf\xe9", b"b"]
+    c = spdist.matmul(m, m, tmp_path / "C.zarr")
+    assert c.row_names.tolist() == m.row_names.tolist()
 
 
 def test_labels_on_the_command_line(tmp_path, capsys):

@@ -57,6 +57,17 @@ def test_what_passes_is_asked_again(proxy, what):
     assert spdist.check("s3://failing/C.zarr").ok
 
 
+def test_names_are_kept(proxy):
+    proxy.fault = lambda number, method, path: ""
+    rows = [f"row {i} é" for i in range(30)]
+    a = spdist.save("s3://failing/N.zarr", random_matrix(30, 20, 4, 1), row_names=rows, overwrite=True)
+    for _ in range(2):
+        spdist.multiply(a, a, "s3://failing/P.zarr", transpose_b=True, overwrite=True)
+        c = spdist.open("s3://failing/P.zarr")
+        assert c.row_names.tolist() == c.column_names.tolist() == rows
+    assert spdist.check("s3://failing/P.zarr").ok
+
+
 @pytest.mark.parametrize("seed", [0, 3])
 def test_answers_that_are_cut_off_make_nothing_wrong(proxy, seed):
     m, drawn = random_matrix(200, 200, 4, 1), random.Random(seed)

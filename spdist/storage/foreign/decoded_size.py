@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import functools
+import importlib
 import json
 import math
 import struct
@@ -38,9 +39,12 @@ DEFLATE_RATIO = 1032
 ZSTD_BLOCK = 128 << 10
 """Bytes that a block of zstd decodes to, at most."""
 
+STRINGS = "vlen-utf8"
+"""Codec that writes strings: their number first, then the length of each before its bytes."""
+
 SAME_SIZE = {
     "bytes", "transpose", "crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3", "shuffle", "delta",
-    "fixedscaleoffset", "astype", "quantize", "bitround", "packbits",
+    "fixedscaleoffset", "astype", "quantize", "bitround", "packbits", STRINGS,
 }  # fmt: skip
 """Codecs that change the number of bytes by less than `FILTER_RATIO`."""
 
@@ -129,6 +133,8 @@ def check_decoded_size(read: Read, stored: int, codecs: Codecs) -> None:
             MEASURES[name](read, stored, limit)
         else:
             raise ValueError(f"it is compressed by {name}, whose decoded size has no bound: write it with zstd")
+    if codecs.chain and codecs.chain[0][0] == STRINGS:
+        _check_strings(read(0, stored), packers, codecs.chunk)
 
 
 def _without_checksums(read: Read, stored: int, codecs: Codecs) -> tuple[Read, int]:
@@ -144,6 +150,18 @@ def _without_checksums(read: Read, stored: int, codecs: Codecs) -> tuple[Read, i
     if not start:
         return read, stored
     return lambda at, nbytes: read(start + at, nbytes), stored
+
+
+def _check_strings(raw: bytes, packers: list[tuple[str, dict[str, Any]]], chunk: int) -> None:
+    """Refuse a Zarr chunk that claims more strings than its array declares: their decoder makes room for all."""
+    registry: Any = importlib.import_module("numcodecs.registry")
+    try:
+        for name, _ in packers:
+            raw = bytes(registry.get_codec({"id": name}).decode(raw))
+    except Exception as error:  # each codec raises its own
+        raise ValueError(f"it is truncated or altered ({error})") from error
+    if (claimed := int.from_bytes(raw[:4], "little")) > chunk:
+        raise ValueError(f"it claims to hold {claimed:,} strings, and its array declares {chunk:,}")
 
 
 def _refuse(size: int, limit: int) -> None:
@@ -176,7 +194,10 @@ def _blosc(read: Read, stored: int, limit: int) -> None:
     head = read(0, 16)
     if len(head) < 16:
         raise ValueError("it is truncated")
-    _refuse(struct.unpack_from("<I", head, 4)[0], limit)
+    size, _, packed = struct.unpack_from("<III", head, 4)
+    if packed > stored:  # Blosc would read beyond its end
+        raise ValueError("it is truncated")
+    _refuse(size, limit)
 
 
 def _lz4(read: Read, stored: int, limit: int) -> None:

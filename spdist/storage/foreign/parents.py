@@ -37,7 +37,7 @@ def check_parents(url: str) -> None:
     --------
     >>> check_parents("/data/C.zarr")
     """
-    parent = _above(url)
+    parent = above(url)
     try:
         is_older = bool(parent) and locations.exists(f"{parent}/.zgroup")
     except InputError:  # the storage does not answer; the next access reports it
@@ -99,7 +99,7 @@ def members_of(url: str) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in found)[:10]
 
 
-def _above(url: str) -> str:
+def above(url: str) -> str:
     """Return the folder of a path; empty if there is none, or it is a bucket, which is no group."""
     scheme, remote, path = url.rstrip("/").rpartition("://")
     parent = path.rpartition("/")[0]
@@ -109,7 +109,7 @@ def _above(url: str) -> str:
 def _parents(url: str) -> list[str]:
     """Return the groups of version 3 around a path, the nearest first."""
     found: list[str] = []
-    while len(found) < MOST_PARENTS and (url := _above(url)) and locations.exists(f"{url}/zarr.json"):
+    while len(found) < MOST_PARENTS and (url := above(url)) and locations.exists(f"{url}/zarr.json"):
         found.append(url)
     return found
 

@@ -11,7 +11,7 @@ import csv
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from spdist.matrices.dtypes import Int64Array
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.edge_words import ManyNames, Words, words_of
 from spdist.storage.formats.source import BoundedText, Import, Source
+from spdist.storage.names.names import AxisNames, names_in
 
 TEXT_BYTES = 1 << 20
 """Bytes of text that a thread reads at a time, and most bytes of a line."""
@@ -40,15 +41,15 @@ def import_edges(job: Import) -> None:
     Parameters
     ----------
     job : Import
-        With `labels`, vertices are names, and numbered in the order in which they come; their names are written there,
-        one a line. Without, vertices are numbers from 0 on.
+        With `has_names`, vertices have names, and are numbered in the order in which they come; their names are stored
+        with the matrix, and written to `labels`, one a line. Without, vertices are numbers from 0 on.
 
     Raises
     ------
     MatrixError
         If a line is no edge; names it.
     """
-    text = EdgeText(job.source, names=job.labels is not None)
+    text = EdgeText(job.source, names=job.has_names)
     place, count = job.stage.scratch / "edges", 0
     with place.open("wb") as file:
         for edges in text.edges():
@@ -56,10 +57,13 @@ def import_edges(job: Import) -> None:
             count += len(edges)
             job.report_read(min(text.done, job.source.size), 2 * job.source.size)
     shape = job.shape((text.vertices.count, text.vertices.count))
-    job.sort(_batches(place), shape, np.dtype(np.float64), count)
+    listed = text.vertices.listed()
+    names = names_in(listed, job.path, shape[0]) if job.has_names else None
+    named = replace(job, names=AxisNames(names, names))
+    named.sort(_batches(place), shape, np.dtype(np.float64), count)
     place.unlink()
     if job.labels is not None:
-        job.labels.write_bytes(text.vertices.listed())
+        job.labels.write_bytes(listed)
 
 
 def _batches(place: Path) -> Iterator[Entries]:
@@ -191,8 +195,8 @@ class EdgeText:
             raise _error(
                 self.path,
                 lines[wrong // 2],
-                f"the vertex {_shown(words[wrong])} is no number from 0 on; for names, say where to list them: "
-                f"--labels",
+                f"the vertex {_shown(words[wrong])} is no number from 0 on; if vertices have names, pass --names or "
+                f"--labels FILE",
             ) from None
 
 

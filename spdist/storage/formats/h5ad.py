@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -23,16 +25,21 @@ from spdist.matrices.dtypes import ValueArray
 from spdist.storage import locations
 from spdist.storage.formats.compressed_rows import Arrays, import_by_columns, import_by_rows
 from spdist.storage.formats.source import Import, check_numbers, foreign
+from spdist.storage.names.anndata_frames import FRAMES
+from spdist.storage.names.names import AxisNames, Names, wrong_number
 
 PATIENCE = 60.0
 """Seconds to wait for an answer: at most 16 MB from a slow disk. What computes is ended earlier."""
+
+READ_NAMES = 1 << 14
+"""Names that are read at a time."""
 
 LINE_BYTES = 1 << 16
 """Bytes of the longest line of JSON in an answer."""
 
 
 def import_h5ad(job: Import) -> None:
-    """Import a sparse matrix of an .h5ad file.
+    """Import a sparse matrix of an .h5ad file, with the names of its rows and columns.
 
     Parameters
     ----------
@@ -57,7 +64,25 @@ def import_h5ad(job: Import) -> None:
         claimed = sum(stream.nbytes for stream in streams.values())
         job.source.check_inflated(claimed, "write it without compression if it is meant to")
         arrays = Arrays(streams["indptr"], streams["indices"], streams["data"], reader.name)
-        (import_by_rows if found["rows"] else import_by_columns)(job, shape, arrays)
+        named = replace(job, names=_names(reader, found["names"], shape))
+        (import_by_rows if found["rows"] else import_by_columns)(named, shape, arrays)
+
+
+def _names(reader: _Reader, lengths: dict[str, int | None], shape: tuple[int, int]) -> AxisNames:
+    """Return the names of rows and columns, of which nothing was read."""
+    found: list[Names | None] = []
+    for axis, count in zip(("rows", "columns"), shape, strict=True):
+        place, length = f"{reader.name}, names of {axis}", lengths[axis]
+        if length is not None and length != count:
+            raise wrong_number(place, length, count)
+        pieces = functools.partial(_pieces, reader, axis, count)
+        found.append(None if length is None else Names(place, count, pieces))
+    return AxisNames(*found)
+
+
+def _pieces(reader: _Reader, axis: str, count: int) -> Iterator[bytes]:
+    for first in range(0, count, READ_NAMES):
+        yield reader.ask(axis, first, min(first + READ_NAMES, count))
 
 
 @contextlib.contextmanager
@@ -78,8 +103,9 @@ def _local_file(job: Import) -> Iterator[BinaryIO]:
 def _reader(file: BinaryIO, job: Import) -> Iterator[_Reader]:
     """Yield the process that reads a file; it is gone afterwards."""
     script = str(Path(__file__).with_name("h5ad_process.py"))
+    frames = FRAMES.get(job.source.inner.strip("/").partition("/")[0], ("", ""))
     process = subprocess.Popen(
-        [sys.executable, "-P", script, str(file.fileno()), job.source.inner],
+        [sys.executable, "-P", script, str(file.fileno()), job.source.inner, *frames],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[file.fileno()], bufsize=0,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -106,7 +132,7 @@ class _Reader:
         self.waiting = b""
 
     def ask(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes of elements ``[start:stop)`` of an array."""
+        """Return the bytes of elements ``[start:stop)`` of an array, or the text of names."""
         try:
             cast(IO[bytes], self.process.stdin).write(f"{name} {start} {stop}\n".encode())
         except BrokenPipeError:

@@ -1,9 +1,10 @@
 """A process of its own that reads one HDF5 file: damaged files crash, hang or blow up the HDF5 library itself.
 
 Run as a script by `spdist.storage.formats.h5ad`, so that it imports nothing of spdist. It gets the open file as a
-descriptor and the path of the matrix in it. It writes one line of JSON that describes the matrix. Then it answers each
-line ``NAME START STOP`` on its standard input with a line of JSON and the bytes that this line announces. It ends with
-its standard input. An error is a line of JSON too: ``{"error": ...}``.
+descriptor, the path of the matrix in it, and the data frames, perhaps empty, that name its rows and columns. It writes
+one line of JSON that describes the matrix. Then it answers each line ``NAME START STOP`` on its standard input with a
+line of JSON and the bytes that this line announces: numbers of an array, or names of ``rows`` or ``columns`` as lines
+of text. It ends with its standard input. An error is a line of JSON too: ``{"error": ...}``.
 
 Nothing outside the file is read: external links, external storage and virtual datasets are refused.
 """
@@ -133,6 +134,37 @@ def find(h5py: Any, file: Any, inner: str) -> tuple[dict[str, Any], dict[str, An
     return {"rows": kind.startswith("csr"), "shape": numbers[:9], "arrays": described}, datasets
 
 
+def find_names(h5py: Any, file: Any, frames: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the lengths and the datasets of the names in the data frames of rows and columns; None for none."""
+    axes = zip(("rows", "columns"), frames, strict=True)
+    datasets = {axis: frame_index(h5py, file, frame) if frame else None for axis, frame in axes}
+    return {axis: None if found is None else found.shape[0] for axis, found in datasets.items()}, datasets
+
+
+def frame_index(h5py: Any, file: Any, name: str) -> Any:
+    """Return the dataset of a data frame's index; None if it is no array of strings."""
+    frame = member(h5py, file, name, name)
+    index = attribute(frame, "_index") if isinstance(frame, h5py.Group) else None
+    index = index.decode("utf-8", "replace") if isinstance(index, bytes) else index
+    if not isinstance(index, str) or "/" in index:
+        return None
+    found = member(h5py, frame, index, f"{name}/{index}")
+    if isinstance(found, h5py.Group):  # strings some of which may be missing
+        found = member(h5py, found, "values", f"{name}/{index}/values")
+    if not isinstance(found, h5py.Dataset) or h5py.check_string_dtype(found.dtype) is None:
+        return None
+    check_dataset(h5py, f"{name}/{index}", found)
+    return found
+
+
+def text_of(names: Any) -> bytes:
+    """Return names as text, in which a line break follows each."""
+    text = b"".join(name + b"\n" for name in names.tolist())
+    if text.count(b"\n") != len(names):
+        raise RefusedError("a name of a row or a column has a line break; names must have none")
+    return text
+
+
 def say(content: dict[str, Any], raw: bytes = b"") -> None:
     """Write a line of JSON, and the bytes that it announces."""
     sys.stdout.buffer.write(json.dumps(content).encode() + b"\n")
@@ -140,26 +172,29 @@ def say(content: dict[str, Any], raw: bytes = b"") -> None:
     sys.stdout.buffer.flush()
 
 
-def serve(h5py: Any, descriptor: int, inner: str) -> None:
+def serve(h5py: Any, descriptor: int, inner: str, frames: list[str]) -> None:
     """Describe the matrix, then answer every request."""
     with os.fdopen(descriptor, "rb") as raw, h5py.File(raw, "r") as file:
         description, datasets = find(h5py, file, inner)
-        say(description)
+        lengths, names = find_names(h5py, file, frames)
+        say(description | {"names": lengths})
+        datasets |= names
         for line in sys.stdin:
             limit_time()
             name, start, stop = line.split()
-            found = datasets[name][int(start) : int(stop)].tobytes()
+            part = datasets[name][int(start) : int(stop)]
+            found = part.tobytes() if name in NAMES else text_of(part)
             say({"bytes": len(found)}, found)
 
 
 def main() -> None:
-    """Serve the file of descriptor ``argv[1]`` and the matrix ``argv[2]``; say what went wrong."""
+    """Serve the file of descriptor ``argv[1]``, the matrix ``argv[2]`` and its data frames; say what went wrong."""
     import h5py
 
     limit_memory()
     limit_time()
     try:
-        serve(h5py, int(sys.argv[1]), sys.argv[2])
+        serve(h5py, int(sys.argv[1]), sys.argv[2], sys.argv[3:5])
     except RefusedError as error:
         say({"error": str(error)})
     except BrokenPipeError:  # whoever asked is gone

@@ -25,6 +25,8 @@ from spdist.matrices.dtypes import check_dtype
 from spdist.storage import locations
 from spdist.storage.atomic_replace import Progress, Stage
 from spdist.storage.external_sort import Duplicates, Entries, RowSorter
+from spdist.storage.names.names import NO_NAMES, AxisNames
+from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
 INFLATED_BYTES = 1 << 30
@@ -139,9 +141,13 @@ class Import:
     bucket_bytes : int
         Bytes of entries sorted at a time.
     labels : Path, optional
-        Where to write the names of vertices; None if the file has numbers.
+        Where to write the names of vertices.
     duplicates : {"sum", "max", "first"}
         What becomes of edges in one place.
+    has_names : bool
+        Whether vertices have names.
+    names : AxisNames
+        Of the matrix, once a reader has found them.
     """
 
     source: Source
@@ -151,6 +157,8 @@ class Import:
     bucket_bytes: int
     labels: Path | None = None
     duplicates: Duplicates = "sum"
+    has_names: bool = False
+    names: AxisNames = NO_NAMES
 
     @property
     def path(self) -> str:
@@ -207,7 +215,7 @@ class Import:
 
     def write(self, blocks: Iterable[CSR], ncols: int, dtype: np.dtype[Any], nnz: int) -> None:
         """Write row blocks that are in order and canonical."""
-        writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts)
+        writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts, names_for(self.stage.target, self.names))
         for block in blocks:
             writer.append(block)
             self.report_written(writer.nnz, nnz)

@@ -1,0 +1,1 @@
+"""Names of rows and columns: stored with a matrix, or in the AnnData around it."""
