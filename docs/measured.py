@@ -40,7 +40,8 @@ How to read it:
 - **Ratio** is the peer's time over spdist's: above 1, spdist is faster. Summaries give the geometric mean and the least.
 - **Inner call**: a timed function call in a warm process, with kernels compiled. **Whole call**: one public call from
   entry to return, with planning and the start of workers. **Whole command**: from the shell's prompt to the next.
-- The machines were shared with other jobs. Times of one product varied by up to a third between recordings.
+- Records from 2026-11-23 on say whether other jobs ran on the machine; earlier ones were made on shared machines. Times
+  of one product varied by up to a third between recordings.
 - Matrices named after the SuiteSparse collection are generated after them (`benchmarks/suite.py`), except in `data/`.
 """
 

@@ -55,8 +55,8 @@ def waits(monkeypatch, tmp_path):
 def test_readme_shows_the_quickest_command_and_script_and_calls(waits, tmp_path):
     (tmp_path / "2026-11-30-prompt.json").write_text(json.dumps(content()))
     shown = waits.readme(waits.headlines())
-    assert "| 27-point 100^3 | 12 GB | H100, host with 16 cores | spdist cuda, 1 GPU | 3.0 s |" in shown
-    assert "| CuPy and zarr-python | 7.00 |" in shown
+    ours = "| 27-point 100^3 | 12 GB | H100, host with 16 cores | spdist cuda, 1 GPU | 3.0 s | 2 |"
+    assert f"{ours} CuPy and zarr-python | 7.00 |" in shown
     assert "| `spdist.matmul` in memory, 3 products | H100, host with 16 cores | 4.00 | 2.00 |" in shown
 
 

@@ -58,7 +58,7 @@ class Request:
         InputError
         """
         if self.output.resume and self.output.overwrite:
-            raise InputError("--resume continues C and --overwrite replaces it: choose one")
+            raise InputError("resume continues C and overwrite replaces it: choose one")
 
     def check_apart(self) -> None:
         """Refuse a target that is an operand or the mask, or lies in one, and a record that lies in any of them.

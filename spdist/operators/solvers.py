@@ -180,6 +180,8 @@ def pagerank(
         Chance to follow a link. A node without links passes its rank to all nodes in equal shares.
     tolerance : float
         Iterations end once ranks change by no more than this in total.
+    maxiter : int
+        Most iterations.
     workers, scheduler, security, on_gpu
         As for `partitioned`, if one of them is given; otherwise this process ranks the graph on the device that holds
         it.

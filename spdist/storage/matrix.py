@@ -529,11 +529,16 @@ def open_matrix(url: str | Path) -> StoredMatrix:
         raise MatrixError(f"{url}: an unfinished product; finish it with `spdist multiply A B {url} --resume`")
     kind = str(attributes.get("encoding-type"))
     if kind == "csc_matrix":
-        raise MatrixError(f"{url}: stored by columns (csc_matrix); store it by rows, as csr_matrix")
+        raise MatrixError(
+            f"{url}: stored by columns (csc_matrix), and products read rows; write it as CSR, as with adata.X.tocsr(), "
+            f"or import the .h5ad file, which converts"
+        )
     needed = {"csr_matrix": {"shape"}, "bsr_matrix": {"shape", "block-size"}}.get(kind)
     if needed is None or needed - set(attributes) or any(name not in members for name in ARRAYS):
+        inside = f"; name a matrix in it, for instance {url}/X" if kind == "anndata" else ""
         raise MatrixError(
-            f"{url}: not a sparse matrix: expected a Zarr group with encoding-type csr_matrix, got {one_line(kind)}"
+            f"{url}: not a sparse matrix: expected a Zarr group with encoding-type csr_matrix, got "
+            f"{one_line(kind)}{inside}"
         )
     shape = _two_numbers(url, attributes, "shape", 0)
     size = _two_numbers(url, attributes, "block-size", 1) if kind == "bsr_matrix" else ()
