@@ -18,10 +18,10 @@ import record
 import scheduling
 from distributed import LocalCluster, as_completed
 
-from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution.clients import cluster, local_cluster
 
 TASKS = 1000
-WITH_KEYS = cluster.local_cluster
+WITH_KEYS = local_cluster.local_cluster
 
 
 def open_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
@@ -29,7 +29,7 @@ def open_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
     options = cluster._scheduler_options(processes) | {"protocol": ["tcp", "inproc"]}
     return LocalCluster(
         n_workers=count, threads_per_worker=threads, processes=processes, memory_limit=0, protocol="tcp",
-        dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL, preload=cluster.PRELOAD,
+        dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL, preload=local_cluster.PRELOAD,
         scheduler_kwargs=options,
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ def processor_seconds() -> float:
 
 def measure(kind: str, workers: int, blocks: int) -> dict[str, float]:
     """Start a cluster, send tasks, run a product of empty blocks; return what each cost."""
-    cluster.local_cluster = KINDS[kind]
+    local_cluster.local_cluster = KINDS[kind]
     begin, used = time.perf_counter(), processor_seconds()
     with cluster.connect(workers=workers, scheduler=None, processes=True, blocks=blocks) as client:
         client.submit(abs, -1).result()

@@ -36,7 +36,7 @@ from distributed import Client
 import spdist
 from spdist.foundation.cpus import count_cpus
 from spdist.scheduler.clusters.security import remembered
-from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution.clients import local_cluster
 from spdist.storage import locations
 
 REPEATS = 2
@@ -62,15 +62,15 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
     """Start workers; return the seconds of each job, and whether its result is right."""
     on_gpu = engine in GPU_ENGINES
     target, stages_file = stored["grid"].parent / "C.zarr", stored["grid"].parent / "run.jsonl"
-    with dask.config.set(cluster.SETTINGS), contextlib.ExitStack() as stack:
-        made = cluster.cuda_cluster(workers, THREADS) if on_gpu else cluster.local_cluster(workers, 1, True)
+    with dask.config.set(local_cluster.SETTINGS), contextlib.ExitStack() as stack:
+        made = local_cluster.cuda_cluster(workers, THREADS) if on_gpu else local_cluster.local_cluster(workers, 1, True)
         stack.callback(made.close)
         stack.enter_context(remembered(made.scheduler_address, made.security))
         where: dict[str, Any] = {"engine": engine, "scheduler": made.scheduler_address}
         grid, graph = stored["grid"], stored["graph"]
         if engine == "hybrid":
             with Client(made) as client:
-                cluster.add_cpu_workers(made, client, count_cpus() // 2)
+                local_cluster.add_cpu_workers(made, client, count_cpus() // 2)
         reduced, norm = seconds(lambda: spdist.reduce(graph, graph, "frobenius", **where))
         weak = stored.get(f"rows-{workers}")
         weak_s = None if weak is None else seconds(lambda: spdist.reduce(weak, graph, "frobenius", **where))[0]

@@ -21,7 +21,7 @@ from distributed import Worker, WorkerPlugin
 
 import spdist
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.cluster import connect
+from spdist.scheduler.execution.clients.cluster import connect
 from spdist.scheduler.execution.driver import Driver, DriverTuning
 from spdist.scheduler.execution.journal import WrittenChunks
 from spdist.scheduler.execution.plugins import installed, peak_memory

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from spdist.operators.prepare import sell_operator as sell
     from spdist.operators.solvers import Solution, conjugate_gradient, pagerank
     from spdist.scheduler.clusters.security import cluster_security
-    from spdist.scheduler.execution.cluster import workers
+    from spdist.scheduler.execution.clients.cluster import workers
     from spdist.storage.generators import generate
     from spdist.storage.import_export import export_matrix, import_matrix
     from spdist.storage.matrix import open_matrix as open
@@ -97,7 +97,7 @@ _HOME = {
     "VBR": "spdist.matrices.vbr",
     "open_vbr": "spdist.storage.vbr",
     "cluster_security": "spdist.scheduler.clusters.security",
-    "workers": "spdist.scheduler.execution.cluster",
+    "workers": "spdist.scheduler.execution.clients.cluster",
 }
 
 hooks.register("save_vbr", "spdist.storage.vbr")

@@ -82,7 +82,7 @@ def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
     if count is None or engine == "hybrid":
         yield where
         return
-    from spdist.scheduler.execution.cluster import workers
+    from spdist.scheduler.execution.clients.cluster import workers
 
     with workers(count, engine=engine) as scheduler:
         kept: WhereKeywords = {**where, "workers": None, "scheduler": scheduler}

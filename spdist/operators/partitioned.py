@@ -32,7 +32,7 @@ from spdist.operators.halo import Integers, Rows, Share
 from spdist.operators.halo_exchange import HaloExchange, HostHaloExchange, NcclHaloExchange
 from spdist.operators.operator import Operator
 from spdist.operators.prepare import operator, read_matrix
-from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution.clients import cluster, members
 from spdist.storage.matrix import StoredMatrix, open_matrix
 
 logger = logging.getLogger("spdist")
@@ -115,12 +115,12 @@ class PartitionedOperator:
     ) -> None:
         self.client, self.why, self.addresses = client, why, addresses
         self.closing, self.closed = contextlib.ExitStack(), False
-        found = cluster.fetch(client, [self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
+        found = members.fetch(client, [self._submit(i, _facts, mine) for i, mine in enumerate(rows)])
         self.shape, self.dtype = (len(part), len(part)), found[0][1]
         exchanges = halo.exchanges([needs for needs, _ in found], part)
         sent = [_send(client, address, mine) for address, mine in zip(addresses, exchanges, strict=True)]
         shares = [self._submit(i, halo.share, i, *pair) for i, pair in enumerate(zip(rows, sent, strict=True))]
-        self.rows = cluster.fetch(client, [self._submit(i, _rows_of, mine) for i, mine in enumerate(shares)])
+        self.rows = members.fetch(client, [self._submit(i, _rows_of, mine) for i, mine in enumerate(shares)])
         self.parts = self._joined(shares, options)
 
     def _joined(self, shares: list[Any], options: dict[str, Any]) -> list[Any]:
@@ -136,7 +136,7 @@ class PartitionedOperator:
         else:
             listeners = [self._submit(i, _listen, key, size) for i in range(size)]
             places = [self._submit(i, _address, listener) for i, listener in enumerate(listeners)]
-            where = cluster.fetch(self.client, places)
+            where = members.fetch(self.client, places)
             parts = [
                 self._submit(i, _join_hosts, mine, listener, where, key, options)
                 for i, (mine, listener) in enumerate(zip(shares, listeners, strict=True))
@@ -195,7 +195,7 @@ class PartitionedOperator:
             self._submit(rank, _call, function, part, mine, options)
             for rank, (part, mine) in enumerate(zip(self.parts, sent, strict=True))
         ]
-        return list(cluster.fetch(self.client, tasks))
+        return list(members.fetch(self.client, tasks))
 
     def whole(self, pieces: list[Any]) -> Any:
         """Return a whole vector in host memory.

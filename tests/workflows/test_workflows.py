@@ -15,7 +15,7 @@ import yaml
 from scipy.sparse.csgraph import connected_components, shortest_path
 
 import spdist
-from spdist.scheduler.execution import cluster
+from spdist.scheduler.execution.clients import local_cluster
 from tests.conftest import WORKFLOWS, load_workflow
 from tests.scheduler.execution.test_driver import read
 
@@ -168,8 +168,8 @@ def labels_in(file: str, n: int) -> np.ndarray:
 def test_workers_start_once_for_all_steps(run_job, monkeypatch, name):
     spdist.save("A.zarr", abs(sp.csr_array(sp.load_npz(DATA / "1138_bus.npz"))[:100, :100]))
     alone = run_job(name, a="A.zarr", out="alone")
-    started, start = [], cluster.local_cluster
-    monkeypatch.setattr(cluster, "local_cluster", lambda *args: started.append(args) or start(*args))
+    started, start = [], local_cluster.local_cluster
+    monkeypatch.setattr(local_cluster, "local_cluster", lambda *args: started.append(args) or start(*args))
     assert run_job(name, a="A.zarr", out="C", workers=2)["state"] == alone["state"]
     assert [count for count, *_ in started] == [2]
     np.testing.assert_array_equal(*(read(out).data for out in ("alone", "C")))

@@ -21,7 +21,8 @@ from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.execution.cluster import connect, least_threads, remote_readers, shared_name
+from spdist.scheduler.execution.clients.cluster import connect
+from spdist.scheduler.execution.clients.members import least_threads, remote_readers, shared_name
 from spdist.scheduler.execution.operands.resident import SHARING
 from spdist.scheduler.execution.plugins import prefetch
 from spdist.scheduler.execution.supervision.supervisor import Supervisor, supervised

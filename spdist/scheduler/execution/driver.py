@@ -23,7 +23,14 @@ from spdist.foundation import phases
 from spdist.scheduler.dashboard.messages import TIMINGS
 from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
-from spdist.scheduler.execution.cluster import POLL_SECONDS, dashboard_link, fetch, shared_name, with_gpu, workers_of
+from spdist.scheduler.execution.clients.members import (
+    POLL_SECONDS,
+    dashboard_link,
+    fetch,
+    shared_name,
+    with_gpu,
+    workers_of,
+)
 from spdist.scheduler.execution.graph import TaskGraph
 from spdist.scheduler.execution.journal import Journal, UnseenChunkError, is_seen
 from spdist.scheduler.execution.plugins import compilations, installed, peak_memory

@@ -18,7 +18,7 @@ from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.scheduler.execution.announcer import announced, run_start
 from spdist.scheduler.execution.assignment import BlockAssigner, BlockWork
-from spdist.scheduler.execution.cluster import dashboard_link, fetch, shared_name, with_gpu
+from spdist.scheduler.execution.clients.members import dashboard_link, fetch, shared_name, with_gpu
 from spdist.scheduler.execution.driver import completed_results, update_workers
 from spdist.scheduler.execution.graph import run_stage
 from spdist.scheduler.execution.plugins import compilations, installed

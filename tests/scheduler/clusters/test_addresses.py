@@ -15,7 +15,7 @@ from distributed import LocalCluster, Security
 from spdist.errors import InputError
 from spdist.scheduler.clusters import addresses
 from spdist.scheduler.clusters.addresses import wait_until_reachable
-from spdist.scheduler.execution.cluster import connect
+from spdist.scheduler.execution.clients.cluster import connect
 
 
 @contextlib.contextmanager

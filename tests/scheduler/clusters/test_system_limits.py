@@ -13,7 +13,7 @@ import pytest
 
 from spdist.errors import InputError, SpdistError
 from spdist.scheduler.clusters import system_limits
-from spdist.scheduler.execution.cluster import connect
+from spdist.scheduler.execution.clients.cluster import connect
 from tests.conftest import random_matrix
 
 

@@ -26,7 +26,7 @@ from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import plugins, stages
-from spdist.scheduler.execution.cluster import connect, workers
+from spdist.scheduler.execution.clients.cluster import connect, workers
 from spdist.scheduler.execution.driver import DriverTuning
 from spdist.scheduler.execution.journal import JournalTuning, read_journal
 from spdist.scheduler.execution.records import StageTiming
@@ -281,7 +281,7 @@ def test_memory_urls(scheduler):
 
 
 def test_no_scheduler_at_the_address(stored, tmp_path, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.execution.cluster.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("spdist.scheduler.execution.clients.running_scheduler.CONNECT_SECONDS", 0.5)
     a = stored("A", random_matrix(20, 20, 3, 15))
     with pytest.raises(InputError, match="no Dask scheduler answers"):
         api.multiply(a, a, tmp_path / "C.zarr", scheduler="tcp://127.0.0.1:9")
@@ -304,7 +304,7 @@ def test_what_dask_remembers_of_a_run_does_not_grow(stored, tmp_path, monkeypatc
     monkeypatch.setattr("spdist.scheduler.execution.driver.TUNING", DriverTuning(worker_seconds=0.0))
     a = stored("A", random_matrix(600, 600, 4, 9))
     with connect(workers=1, scheduler=None, processes=False, blocks=60) as client:
-        monkeypatch.setattr("spdist.scheduler.execution.cluster.connect", lambda **_: contextlib.nullcontext(client))
+        monkeypatch.setattr("spdist.jobs.starting.workers.connect", lambda **_: contextlib.nullcontext(client))
         api.multiply(a, a, tmp_path / "C.zarr", grid=(60, 1, 1))
         assert not hasattr(client.cluster.scheduler.extensions["spans"], "spans")
     assert key_split.cache_info().currsize < 60
@@ -465,7 +465,7 @@ def test_a_plan_that_is_refused_leaves_no_worker_and_no_file(stored, tmp_path, a
 @pytest.mark.parametrize(("place", "grid"), [("no/such/C.zarr", None), ("A.zarr", None), ("C.zarr", (500, 1, 1))])
 def test_bad_input_is_refused_before_workers_start(stored, tmp_path, monkeypatch, at_once, place, grid):
     a, b = stored("A", random_matrix(300, 300, 5, 12)), stored("B", random_matrix(300, 300, 5, 13))
-    monkeypatch.setattr("spdist.scheduler.execution.cluster.connect", lambda **_: pytest.fail("workers were started"))
+    monkeypatch.setattr("spdist.jobs.starting.workers.connect", lambda **_: pytest.fail("workers were started"))
     with pytest.raises(InputError):
         api.multiply(b, a, tmp_path / place, workers=1, grid=grid)
 

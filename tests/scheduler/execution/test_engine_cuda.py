@@ -24,7 +24,8 @@ from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
 from spdist.matrices.bsr import BSR, from_rows, from_scipy
 from spdist.matrices.csr import from_scipy as csr_from_scipy
-from spdist.scheduler.execution import cluster, worker_process
+from spdist.scheduler.execution import worker_process
+from spdist.scheduler.execution.clients import cluster, local_cluster
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.planner import planner
@@ -79,7 +80,7 @@ def test_a_plan_for_gpus_elsewhere_says_what_to_give(stored):
 def test_workers_are_as_many_as_gpus_have_blocks(monkeypatch):
     monkeypatch.setattr(worker_process, "count_gpus", lambda: 4)
     started = []
-    monkeypatch.setattr(cluster, "cuda_cluster", lambda count, threads: started.append(count) or 1 / 0)
+    monkeypatch.setattr(local_cluster, "cuda_cluster", lambda count, threads: started.append(count) or 1 / 0)
     for blocks, workers in ((3, None), (9, None), (2, 4)):
         with (
             pytest.raises(ZeroDivisionError),
@@ -95,7 +96,7 @@ def test_workers_are_as_many_as_gpus_have_blocks(monkeypatch):
 
 
 def test_workers_without_a_gpu_are_refused(stored, tmp_path, scheduler, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.execution.cluster.gpu_name", lambda: None)
+    monkeypatch.setattr("spdist.scheduler.execution.clients.members.gpu_name", lambda: None)
     a = stored("A", random_matrix(50, 50, 3, 3))
     with pytest.raises(InputError, match="2 workers of the scheduler see no GPU"):
         api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="1GiB", scheduler=scheduler)

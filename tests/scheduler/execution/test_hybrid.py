@@ -14,8 +14,9 @@ import pytest
 import spdist
 from spdist.api import products as api
 from spdist.errors import InputError
-from spdist.scheduler.execution import cluster, worker_process
+from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner
+from spdist.scheduler.execution.clients import cluster, local_cluster, members
 from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.scheduler.execution.test_driver import read
@@ -28,13 +29,13 @@ from tests.support.planning import SMALL_GPU_BLOCKS
 def one_gpu(monkeypatch):
     """Let the first worker of a cluster have a GPU, of a sort."""
     monkeypatch.setattr(worker_process, "count_gpus", lambda: 1)
-    monkeypatch.setattr(cluster, "PRELOAD", [*cluster.PRELOAD, "tests.support.fake_gpu"])
+    monkeypatch.setattr(local_cluster, "PRELOAD", [*local_cluster.PRELOAD, "tests.support.fake_gpu"])
 
 
 @pytest.mark.slow
 def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp_path, one_gpu, monkeypatch):
-    started, plan, start = threading.Event(), planner.make_plan, cluster.local_cluster
-    monkeypatch.setattr(cluster, "local_cluster", lambda *args: started.set() or start(*args))
+    started, plan, start = threading.Event(), planner.make_plan, local_cluster.local_cluster
+    monkeypatch.setattr(local_cluster, "local_cluster", lambda *args: started.set() or start(*args))
 
     def planned(*args, **options):
         found.append(started.wait(20))
@@ -134,22 +135,22 @@ def test_cores_step_back_for_good(one_gpu, monkeypatch):
     with cluster.connect(workers=1, scheduler=None, processes=True, blocks=9, engine="hybrid") as client:
         for again in (False, True):
             nice = client.run(os.nice, 0)
-            assert sorted(nice.values()) == [os.nice(0), min(os.nice(0) + cluster.CORE_NICE, 19)]
+            assert sorted(nice.values()) == [os.nice(0), min(os.nice(0) + local_cluster.CORE_NICE, 19)]
             if not again:
                 core = max(nice, key=nice.get)
                 client.run(os._exit, 1, workers=[core], on_error="ignore")
                 deadline = time.monotonic() + 60
-                while core in cluster.workers_of(client) and time.monotonic() < deadline:
+                while core in members.workers_of(client) and time.monotonic() < deadline:
                     time.sleep(0.05)
                 client.wait_for_workers(2, timeout=60)
 
 
 def test_the_host_is_not_overbooked(monkeypatch):
     pretend_cpus(monkeypatch, 32)
-    monkeypatch.setattr(cluster.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 100 << 30}))
-    assert cluster.count_cpu_workers(2, 1 << 30) == 16
-    assert cluster.count_cpu_workers(2, 8 << 30) == 4
-    assert cluster.count_cpu_workers(2, 40 << 30) == 0
+    monkeypatch.setattr(local_cluster.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 100 << 30}))
+    assert local_cluster.count_cpu_workers(2, 1 << 30) == 16
+    assert local_cluster.count_cpu_workers(2, 8 << 30) == 4
+    assert local_cluster.count_cpu_workers(2, 40 << 30) == 0
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")

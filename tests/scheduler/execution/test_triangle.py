@@ -24,8 +24,9 @@ from spdist.kernels.streaming.multiplication import RowSlice
 from spdist.kernels.streaming.pipeline import multiply_rows, reduce
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.scheduler.execution import cluster, stages, worker_process
+from spdist.scheduler.execution import stages, worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner
+from spdist.scheduler.execution.clients import local_cluster
 from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.planner import planner
 from spdist.storage.external_sort import RowSorter
@@ -201,7 +202,7 @@ def test_blocks_of_a_device(limit, within):
 @pytest.mark.slow
 def test_a_gpu_and_cores_from_storage(stored, tmp_path, monkeypatch):
     monkeypatch.setattr(worker_process, "count_gpus", lambda: 1)
-    monkeypatch.setattr(cluster, "PRELOAD", [*cluster.PRELOAD, "tests.support.fake_gpu"])
+    monkeypatch.setattr(local_cluster, "PRELOAD", [*local_cluster.PRELOAD, "tests.support.fake_gpu"])
     pretend_cpus(monkeypatch, 4)
     m = random_matrix(3000, 3000, 4.0, 4)
     a, sent, assign = stored("A", m), [], BlockAssigner.assign

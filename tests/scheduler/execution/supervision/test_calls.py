@@ -17,7 +17,7 @@ from distributed.comm.core import CommClosedError
 import spdist
 from spdist.api import products as api
 from spdist.errors import SpdistError
-from spdist.scheduler.execution.cluster import connect
+from spdist.scheduler.execution.clients.cluster import connect
 from spdist.scheduler.execution.supervision import calls
 from spdist.scheduler.execution.supervision.calls import describe, persistent, register, within
 from tests.conftest import assert_is_product, random_matrix

@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster
 import spdist
 from spdist.api import products as api
 from spdist.errors import InputError
-from spdist.scheduler.execution.cluster import connect
+from spdist.scheduler.execution.clients.cluster import connect
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.execution.supervision.handshake import (
     Handshake,

@@ -1,0 +1,101 @@
+"""Connect to a running scheduler, and leave nothing there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from distributed import Client, Scheduler, SchedulerPlugin, Security
+
+from spdist.errors import InputError, SpdistError
+from spdist.scheduler.clusters.addresses import check_address, wait_until_reachable
+from spdist.scheduler.clusters.client import RunClient, close_client
+from spdist.scheduler.clusters.security import security_for
+from spdist.scheduler.execution.supervision.calls import silenced_dask
+
+logger = logging.getLogger("spdist")
+
+
+CONNECT_SECONDS = 15
+"""Seconds in which a running scheduler should answer."""
+OPEN = (
+    "the scheduler at %s has no keys: whoever reaches its port, or a worker's, runs code as its owner; see `spdist "
+    "cluster-keys --help`"
+)
+
+
+class ReleaseStrandedTasks(SchedulerPlugin):
+    """Lets tasks run on the next worker to join if all workers have died.
+
+    A task of a dead worker runs on another worker, if there is one. If there is none, Dask would wait for the dead
+    worker for ever.
+
+    Parameters
+    ----------
+    client : str
+        Of which client; the plugin goes when the client has gone. Empty to stay.
+    """
+
+    def __init__(self, client: str = "") -> None:
+        self.client = client
+        self.name = f"spdist-stranded-{client}"
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Go with the client."""
+        if client == self.client:
+            scheduler.remove_plugin(self.name)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Remove the restriction to workers that have died."""
+        for task in scheduler.unrunnable:
+            asked = task.worker_restrictions
+            if asked and task.loose_restrictions and scheduler.workers.keys().isdisjoint(asked):
+                task.worker_restrictions = None
+
+
+@contextlib.contextmanager
+def connected(scheduler: str, given: Security | None) -> Iterator[Client]:
+    """Yield a client of a running scheduler; say in one line that it cannot be reached, or is gone."""
+    security = security_for(scheduler, given)
+    with silenced_dask():  # what matters is in the one line
+        client = _client_at(scheduler, security)
+        try:
+            if check_address(scheduler, security).scheme == "tcp":
+                logger.warning(OPEN, scheduler)
+            _release_stranded_tasks(client, scheduler)
+            yield client
+        except Exception as error:
+            if client.lost:
+                raise SpdistError(f"the connection to the scheduler at {scheduler} broke: see whether it still runs; "
+                                  f"durable rows stay, continue with --resume") from error  # fmt: skip
+            raise
+        finally:
+            close_client(client)
+
+
+def _client_at(scheduler: str, security: Security) -> RunClient:
+    """Connect to a running scheduler."""
+    wait_until_reachable(scheduler, security, CONNECT_SECONDS)
+    try:
+        return RunClient(scheduler, timeout=CONNECT_SECONDS, security=security)
+    except TypeError:  # the process that answers is no scheduler: it does not know the call
+        raise InputError(
+            f"a Dask worker or nanny answers at {scheduler}, no scheduler: correct host and port"
+        ) from None
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(
+            f"no Dask scheduler answers at {scheduler}: {error or type(error).__name__}; start one with `dask "
+            f"scheduler`, or correct host and port"
+        ) from error
+
+
+def _release_stranded_tasks(client: Client, scheduler: str) -> None:
+    """Have a running scheduler let tasks of dead workers run elsewhere."""
+    try:
+        client.register_plugin(ReleaseStrandedTasks(client.id))
+    except (ImportError, ValueError) as error:  # no spdist there, or it takes no code from clients
+        logger.warning(
+            "the scheduler at %s takes no plugin (%s): should all workers die at once, the run will wait for ever; "
+            "install spdist where the scheduler runs", scheduler, error,
+        )  # fmt: skip
