@@ -7,7 +7,7 @@ copy
     One row of B takes part: scale it.
 hash table
     Products are few and far apart: write them to C, then add those of equal columns, which a hash table finds. The
-    table lies in the fastest cache, and to clear it costs less than a sort.
+    table lies in the fastest cache, and is not cleared for each row.
 window
     Products fit in a span of `WINDOW` columns: a dense accumulator over the span (Gustavson [1]_). C's columns, in the
     order in which they are met, say where the totals are, and what to clear.
@@ -34,7 +34,6 @@ from spdist.kernels.cpu.arrays import ProductArguments, RowExtent, RowsOut, Wind
 from spdist.kernels.cpu.masks import first_slot
 from spdist.kernels.cpu.numba_compile import add_product, fold, inlined, part, tight, zero_of
 from spdist.kernels.cpu.rowwise.multiply import copy_row, enter_rows, multiply_strips, prefetch_rows, row_extent
-from spdist.kernels.cpu.rowwise.sorting import SORT_BITS, SORT_SPAN
 from spdist.kernels.cpu.workspace import BATCH_SLOTS, SORT_PRODUCTS, WINDOW
 from spdist.kernels.semirings import Semiring
 
@@ -70,6 +69,7 @@ def multiply_unsorted_rows(
         Entries of those rows and, if C may be full, a bound on the entries of the next row.
     """
     at, origin, last, compression = np.uintp(0), np.uintp(start), np.uintp(stop), 1.0
+    clear(work.batch.ordered)
     for row in range(origin, last):
         if product.prefetches:
             prefetch_rows(product.a, product.b, row, last)
@@ -110,11 +110,11 @@ def multiply_unsorted_row(
     if parts == 1:
         return copy_row(product, row, c, at, None)
     first, n, span = np.uintp(low), np.uintp(products), np.uintp(high - low + 1)
-    slots = np.uintp(LEAST_SLOTS) * n if span < np.uintp(SORT_SPAN) else np.uintp(SORT_PRODUCTS + 1)
+    slots = np.uintp(LEAST_SLOTS) * n
     is_narrow = wide is None or span <= np.uintp(WINDOW)
     is_sparse = compression <= FEW_REPEATS and span > np.uintp(SPARSE) * n
     if slots <= np.uintp(BATCH_SLOTS) and (is_sparse or not is_narrow):
-        return hash_row(product, extent, work.batch.ordered, c, at)
+        return hash_row(product, row, work.batch.ordered, c, at)
     if is_narrow:
         if compression > MANY_REPEATS:
             end = accumulate_repeats(product, row, first, work.window, c, at)
@@ -122,24 +122,46 @@ def multiply_unsorted_row(
             end = accumulate_all(product, row, first, work.window, c, at)
         return take_totals(work.window, first, c, at, end, product.ring)
     if slots <= np.uintp(SORT_PRODUCTS):
-        return hash_row(product, extent, work.sorting.keys[0], c, at)
+        clear(work.sorting.keys[0][: 1 << table_bits(n, SORT_PRODUCTS)])
+        return hash_row(product, row, work.sorting.keys[0], c, at)
     return multiply_strips(product, extent, work, c, at, None)
 
 
 @inlined
-def hash_row(product: ProductArguments, extent: RowExtent, table: Words, c: RowsOut, at: np.uintp) -> Any:
+def clear(table: Words) -> None:
+    """Empty a hash table.
+
+    Parameters
+    ----------
+    table : (nslots,) uint64
+    """
+    for slot in range(np.uintp(len(table))):
+        table[slot] = 0
+
+
+@inlined
+def table_bits(entries: np.uintp, most: int) -> Any:
+    """Return how many bits number the slots that a hash table uses: `SLOTS` for each entry, at most `most` in all."""
+    bits = np.uint64(5)
+    while (np.uint64(1) << bits) < np.uint64(SLOTS) * np.uint64(entries) and (np.uint64(2) << bits) <= np.uint64(most):
+        bits += np.uint64(1)
+    return bits
+
+
+@inlined
+def hash_row(product: ProductArguments, row: int, table: Words, c: RowsOut, at: np.uintp) -> Any:
     """Make one row by a hash table; return the next place in C.
 
     All products are written first, without a branch on their columns: the processor fetches rows of B meanwhile.
 
     Parameters
     ----------
-    product, extent, c, at
+    product, row, c, at
         As for `multiply_unsorted_row`; there is room for all products.
     table : (nslots,) uint64
-        Overwritten; at least `LEAST_SLOTS` for each product.
+        As for `merge_columns`.
     """
-    a, b, row, ring = product.a, product.b, extent.row, product.ring
+    a, b, ring = product.a, product.b, product.ring
     end, zero = at, zero_of(c.data, ring)
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
         k, value = np.uintp(a.indices[p]), a.data[p]
@@ -148,44 +170,40 @@ def hash_row(product: ProductArguments, extent: RowExtent, table: Words, c: Rows
             c.indices[end + (q - start)] = b.indices[q]
             c.data[end + (q - start)] = add_product(zero, value, b.data[q], ring)
         end += stop - start
-    return merge_columns(c, at, end, np.uintp(extent.first), table, ring)
+    return merge_columns(c, at, end, table, ring)
 
 
 @tight
-def merge_columns(c: RowsOut, at: np.uintp, end: np.uintp, first: np.uintp, table: Words, ring: Semiring | None) -> Any:
+def merge_columns(c: RowsOut, at: np.uintp, end: np.uintp, table: Words, ring: Semiring | None) -> Any:
     """Add entries to the first of their column, and close the gaps; return the end of the entries that are left.
 
-    A slot of the table is 0, or holds a column, counted from 1, and its place in the row. Whether a column is new
-    decides no branch, which the processor could not foresee.
+    A slot of the table holds the place of a column in C, counted from 1. It is empty if this place lies before the
+    row: what earlier rows left needs no clearing. Whether a column is new decides no branch, which the processor could
+    not foresee.
 
     Parameters
     ----------
     c : RowsOut
     at, end : int
         Entries of C.
-    first : int
-        Their least column.
     table : (nslots,) uint64
+        At least `LEAST_SLOTS` for each entry; those that are used are empty.
     ring : Semiring or None
     """
-    wanted, bits = np.uint64(SLOTS) * np.uint64(end - at), np.uint64(5)
-    while (np.uint64(1) << bits) < wanted and (np.uint64(2) << bits) <= np.uint64(len(table)):
-        bits += np.uint64(1)
+    bits = table_bits(end - at, len(table))
     shift, last = np.uint64(64) - bits, (np.uintp(1) << bits) - np.uintp(1)
-    for slot in range(last + np.uintp(1)):
-        table[slot] = 0
-    base, left, zero = first - np.uintp(1), at, zero_of(c.data, ring)
+    left, zero = at, zero_of(c.data, ring)
     for place in range(at, end):
-        column = np.uintp(c.indices[place]) - base
-        slot = first_slot(column, shift)
-        while table[slot] != 0 and table[slot] >> np.uintp(SORT_BITS) != column:
+        column, value = c.indices[place], c.data[place]
+        slot = first_slot(np.uintp(column), shift)
+        while (table[slot] > at) & (c.indices[max(table[slot], at + np.uintp(1)) - np.uintp(1)] != column):
             slot = (slot + np.uintp(1)) & last
-        is_new = table[slot] == 0
-        to = left if is_new else at + (table[slot] & np.uintp(SORT_PRODUCTS - 1))
-        before = zero if is_new else c.data[to]
-        table[slot] = (column << np.uintp(SORT_BITS)) | (to - at)
-        c.data[to] = fold(before, c.data[place], ring)
-        c.indices[to] = c.indices[place]
+        is_new, found = table[slot] <= at, table[slot] - np.uintp(1)
+        to = left if is_new else found
+        total = c.data[to]
+        c.data[to] = fold(zero if is_new else total, value, ring)
+        c.indices[to] = column
+        table[slot] = to + np.uintp(1)
         left += np.uintp(is_new)
     return left
 
