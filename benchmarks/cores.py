@@ -9,7 +9,8 @@ Public calls on SciPy's matrices, from call to return, in one warm process that 
 `spdist.spgemm` of twelve matrices, six of them real; top-n, a masked count of triangles, min-plus, a reduction;
 `operator` with a vector. Peers are SciPy, which has no threads, and as far as they are installed sparse_dot_topn
 (`sp_matmul`, `sp_matmul_topn`) and python-graphblas, with as many threads as spdist. *Sorted*: the peer's rows are
-sorted after it, as spdist's are. Programs take turns.
+sorted after it, as spdist's are. *Unsorted*: `spdist.spgemm` with ``sort=False``, beside `sp_matmul`, which does not
+sort, and spdist's own sorted rows. Programs take turns.
 
 C is compared with SciPy's once, and bit for bit between numbers of threads. Work that goes on after the budget has no
 more peers, then fewer repeats. *Speed-up*: one thread's time over that of n. *Ratio*: a peer's time over spdist's with
@@ -139,6 +140,26 @@ def product(name: str, a: CSR) -> Work:
         return bool(abs(sp.csr_matrix(c) - in_order(m @ m)).max() <= 1e-12 * abs(c.data).max())
 
     return Work(name, "product", lambda n: spdist.spgemm(m, m, threads=n), peers, same_matrix, right)
+
+
+def unsorted_product(name: str, a: CSR) -> Work:
+    """Return the square of a matrix with unsorted rows, beside spdist's sorted rows and sp_matmul."""
+    m = sp.csr_matrix(a.to_scipy())
+    peers: dict[str, Threaded] = {"spdist, sorted": lambda n: spdist.spgemm(m, m, threads=n)}
+    if HAS_TOPN:
+        from sparse_dot_topn import sp_matmul
+
+        peers["sp_matmul"] = lambda n: sp_matmul(m, m, n_threads=n)
+    for sort in (False, True):  # as in `product`
+        spdist.spgemm(m[:SOME], m, method="numba", sort=sort)
+
+    def right(c: Any) -> bool:
+        return same_matrix(in_order(c.copy()), spdist.spgemm(m, m))
+
+    return Work(
+        f"{name}, unsorted", "unsorted product", lambda n: spdist.spgemm(m, m, threads=n, sort=False), peers,
+        same_matrix, right,
+    )  # fmt: skip
 
 
 def graphblas(a: CSR, ring: str, mask: CSR | None = None) -> Threaded:
@@ -339,7 +360,9 @@ def works(quick: bool, data: Path, only: list[str] | None) -> Iterator[Work]:
 
     for name, make in squares(quick, data):
         if wanted(name):
-            yield product(name, make())
+            a = make()
+            yield product(name, a)
+            yield unsorted_product(name, a)
     if wanted("top"):
         yield top_n(*((500, 300, 8) if quick else (60_000, 30_000, 20)))
     if only is None or any(wanted(word) for word in ("masked", "min_plus", "norm", "operator")):

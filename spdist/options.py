@@ -52,6 +52,7 @@ class ProductOptions:
     threshold : float, optional
     top_n : int, optional
     axis : {1, 0}
+    sort : bool
     transpose_a, transpose_b : bool
     """
 
@@ -63,6 +64,7 @@ class ProductOptions:
     threshold: float | None = None
     top_n: int | None = None
     axis: int = 1
+    sort: bool = True
     transpose_a: bool = False
     transpose_b: bool = False
 
@@ -83,6 +85,7 @@ class ProductOptions:
             threshold=self.threshold,
             epilogue=self.epilogue,
             triangle=self.triangle,
+            sort=self.sort,
         )
 
 
@@ -241,6 +244,7 @@ class SpgemmKeywords(ProductKeywords, total=False):
     """Keywords of `spdist.spgemm`."""
 
     axis: int
+    sort: bool
     threads: int | None
     deterministic: bool
     memory_limit: int | None
@@ -260,15 +264,21 @@ class PlanKeywords(EngineKeywords, GridKeywords, ProductKeywords, total=False):
     """Keywords of `spdist.plan`."""
 
 
-class MatmulKeywords(EngineKeywords, GridKeywords, WorkerKeywords, TargetKeywords, ProductKeywords, total=False):
-    """Keywords of `spdist.matmul`."""
+class StoredKeywords(EngineKeywords, GridKeywords, WorkerKeywords, TargetKeywords, ProductKeywords, total=False):
+    """Keywords of products that are stored."""
 
     axis: int
     transpose_a: bool
     transpose_b: bool
 
 
-class MultiplyKeywords(MatmulKeywords, total=False):
+class MatmulKeywords(StoredKeywords, total=False):
+    """Keywords of `spdist.matmul`."""
+
+    sort: bool
+
+
+class MultiplyKeywords(StoredKeywords, total=False):
     """Keywords of `spdist.multiply`."""
 
     check: bool

@@ -152,6 +152,8 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
         As in `multiply`. For matrices in memory only `engine`, `overwrite` and, on GPUs, `memory_limit` count.
     semiring, mask, complement, triangle, epilogue, threshold, top_n, axis
         As in `spgemm`.
+    sort : bool
+        As in `spgemm`. Rows of a stored C are sorted: with `out` it must be true.
     transpose_a, transpose_b : bool
         Multiply by the transpose of A or B: ``matmul(a, a, transpose_b=True)`` is ``A @ A.T``.
 

@@ -93,7 +93,7 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
     check_product_shapes(a.shape, b.shape)
     spec.check_square((left.nrows, right.ncols))
     try:
-        out = scipy_like(a, method.multiply(left, right, spec, options))
+        out = scipy_like(a, method.multiply(left, right, spec, options), is_sorted=spec.sorts)
     except MatrixError:
         check_structure(left, threads=options.thread_count)  # its error names the row and the column
         raise
@@ -153,14 +153,16 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
     return reduce_product(what, left, right, threads=options.thread_count, spec=spec)
 
 
-def scipy_like(a: object, c: CSR) -> Any:
-    """Return a canonical `CSR` as SciPy's sparse array if `a` is one, else as SciPy's matrix; no arrays are copied.
+def scipy_like(a: object, c: CSR, *, is_sorted: bool = True) -> Any:
+    """Return a `CSR` as SciPy's sparse array if `a` is one, else as SciPy's matrix; no arrays are copied.
 
     Parameters
     ----------
     a : scipy.sparse matrix or array
     c : CSR
-        Canonical.
+        Canonical, but for the order of rows.
+    is_sorted : bool
+        Whether rows are known to be sorted; if not, SciPy looks when it has to know.
 
     Returns
     -------
@@ -171,5 +173,6 @@ def scipy_like(a: object, c: CSR) -> Any:
         out = sp.csr_array(m.shape, dtype=m.dtype)
         out.indptr, out.indices, out.data = m.indptr, m.indices, m.data
         m = out
-    m.has_canonical_format = True
+    if is_sorted:
+        m.has_canonical_format = True
     return m

@@ -88,14 +88,19 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
     axis : {1, 0}
         Whether `top_n` and an epilogue's norm apply to rows (1) or columns (0). For columns, the transpose of
         ``b.T @ a.T`` is computed: of equal values, those in smaller rows are kept. Not with a semiring of your own.
+    sort : bool
+        Whether rows of C must be sorted by column. If false, the CPU leaves the entries of a row in the order in which
+        it makes them, where that is quicker. The order is the same for any number of threads; another method or version
+        may have another one. Pattern and bits of values stay, and no column is there twice. Rows are sorted all the
+        same under masks, epilogues, thresholds and top-n, on the GPU, in blocks, and in tensors of PyTorch.
 
     Returns
     -------
     sparse matrix or array
         Of the kind of `a`: `csc` if both are `csc`, in blocks of r x t if both are block matrices that fit, else `csr`.
-        Rows are sorted and free of duplicates. Entries that cancel to zero are kept: C has the pattern of the
-        structural product, unless options cut it. CuPy has no sparse matrices of integers: integer results, for
-        instance of "plus_pair", are float64 there.
+        Rows are free of duplicates, and sorted unless `sort` is false. Entries that cancel to zero are kept: C has the
+        pattern of the structural product, unless options cut it. CuPy has no sparse matrices of integers: integer
+        results, for instance of "plus_pair", are float64 there.
 
     Raises
     ------

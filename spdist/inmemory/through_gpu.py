@@ -5,6 +5,7 @@ CuPy is imported only when a product runs on a GPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spdist.errors import InputError
@@ -46,7 +47,8 @@ def multiply(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR
     check_gpu("cuda")
     from spdist.kernels.streaming import pipeline
 
-    return pipeline.multiply(a, b, _gpu(options.memory_limit, options.deterministic), spec=spec)
+    device = _gpu(options.memory_limit, options.deterministic)
+    return pipeline.multiply(a, b, device, spec=replace(spec, sort=True))
 
 
 def multiply_hyspmm(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR:

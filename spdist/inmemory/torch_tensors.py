@@ -58,6 +58,7 @@ def multiply(a: Any, b: Any, product: ProductOptions, made_by: Callable[[Any, An
         right = left if b is a else _matrix_of(tensors[1])
         if is_tensor(product.mask):
             product = replace(product, mask=_matrix_of(_by_rows(product.mask, "the mask")))
+        product = replace(product, sort=True)  # PyTorch demands sorted rows of `torch.sparse_csr`
         return _tensor_of(made_by(left, right, product), tensors[0])
 
 

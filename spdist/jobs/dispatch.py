@@ -54,6 +54,11 @@ def matmul(
         If the run failed.
     """
     execution.check_engine()
+    if out is not None and not product.sort:
+        raise InputError(
+            f"sort={product.sort!r}: rows of a stored matrix are sorted; leave sort out, or multiply in memory, "
+            f"without out={str(out)!r}"
+        )
     if any(map(is_dask_array, operands)):
         return _multiply_dask_arrays(operands, out, product, execution, output)
     operands, product = resolved(operands, product)

@@ -170,12 +170,14 @@ class ProductSpec:
         C has entries only on and above the diagonal; products below it are not computed.
     first_row : int
         The number, in the whole C, of the first row of this product; the triangle counts from it.
+    sort : bool
+        Whether rows of C must be sorted by column. If not, kernels may still sort them.
 
     Raises
     ------
     InputError
-        If `top_n` is below 1, `threshold` is NaN, or `complement` comes without a mask; if `triangle` is not "upper",
-        or comes with `top_n` or a norm, which need whole rows.
+        If `top_n` is below 1, `threshold` is NaN, `sort` is no bool, or `complement` comes without a mask; if
+        `triangle` is not "upper", or comes with `top_n` or a norm, which need whole rows.
     """
 
     semiring: Semiring = PLUS_TIMES
@@ -186,6 +188,7 @@ class ProductSpec:
     epilogue: Epilogue | None = None
     triangle: str | None = None
     first_row: int = 0
+    sort: bool = True
 
     def __post_init__(self) -> None:
         check_count("top_n", self.top_n, "all entries")
@@ -195,6 +198,8 @@ class ProductSpec:
             raise InputError(f"epilogue={self.epilogue!r} is none: pass for instance spdist.Epilogue(normalize='l1')")
         if self.complement and self.mask is None:
             raise InputError("complement=True needs a mask")
+        if not isinstance(self.sort, bool | np.bool_):
+            raise InputError(f"sort={self.sort!r} is neither True nor False")
         self._check_triangle()
 
     def _check_triangle(self) -> None:
@@ -235,6 +240,11 @@ class ProductSpec:
     def finishes(self) -> bool:
         """Whether rows are changed or cut once all their products are added."""
         return self.selects or self.epilogue is not None
+
+    @property
+    def sorts(self) -> bool:
+        """Whether rows are made in order of columns: always under masks, epilogues and cuts, which go by that order."""
+        return self.sort or self.fused
 
     @property
     def functions(self) -> dict[str, tuple[Callable[..., Any], str]]:

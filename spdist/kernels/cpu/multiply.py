@@ -1,9 +1,9 @@
 """Multiply two blocks on the CPU: C = A @ B, with SciPy or with the Numba kernels of `rowwise`.
 
 Both engines give the same bits: the pattern is structural (entries that cancel, and stored zeros, are kept), rows are
-sorted, and the products of an entry are added to a zero in the order of k. Semirings, masks, thresholds and top-n
-(`product_spec.ProductSpec`) need Numba. Kernels cut rows as they make them, so that no more of C is in memory than is
-kept.
+sorted unless the specification leaves their order open, and the products of an entry are added to a zero in the order
+of k. Semirings, masks, thresholds and top-n (`product_spec.ProductSpec`) need Numba. Kernels cut rows as they make
+them, so that no more of C is in memory than is kept.
 
 Importing this module imports neither Numba nor scipy.sparse; the first product that uses one does.
 """
@@ -46,13 +46,14 @@ def multiply(
     workspace_limit : int, optional
         Bytes that "auto" may use beyond operands and result.
     spec : ProductSpec
-        Semiring, mask, triangle, epilogue, threshold, top-n. Only "numba" multiplies by a specification that is not
-        plain, and "auto" then takes it.
+        Semiring, mask, triangle, epilogue, threshold, top-n, order of rows. Only "numba" multiplies by a specification
+        that is not plain, and "auto" then takes it.
 
     Returns
     -------
     CSR
-        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``, or the semiring's dtype.
+        Canonical, but for the order of rows if the specification leaves it open; with the structural pattern,
+        ``index_dtype(b.ncols)`` and ``result_dtype``, or the semiring's dtype.
 
     Raises
     ------

@@ -121,13 +121,13 @@ class NumbaRows:
         if spec.epilogue is not None and spec.epilogue.apply is not None:
             kernel = unsaved(slices.multiply_slices)
 
-        first = self._thread_arguments()
+        unsorted, first = None if spec.sorts else True, self._thread_arguments()
         if self.threads > 1:  # the types are the same in all threads, which would look them up one after the other
-            kernel = entry_point(kernel, *first[:2], queue, first[2], c, spec.diagonal)
+            kernel = entry_point(kernel, *first[:2], queue, first[2], c, spec.diagonal, unsorted)
 
         def work(thread: int) -> None:
             arguments, cuts, buffers = self._thread_arguments() if thread else first
-            while kernel(arguments, cuts, queue, buffers, c, spec.diagonal):
+            while kernel(arguments, cuts, queue, buffers, c, spec.diagonal, unsorted):
                 pass
             if not queue.counters[slices.FULL]:
                 self._give_back(buffers)

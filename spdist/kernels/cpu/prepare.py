@@ -133,9 +133,9 @@ def prepare(
         numba_compile.check_functions(spec.functions, dtype)
     chosen: Engine = "numba" if not spec.plain or engine == "numba" else "scipy"
     if spec.plain and engine == "auto":
-        chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit)[0]
+        chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit, sort=spec.sort)[0]
         if chosen == "scipy":
-            _left_to_scipy[_specialisation(a, b)] += estimate_products(a, b)
+            _left_to_scipy[_specialisation(a, b, spec.sort)] += estimate_products(a, b)
     reads, longest = spec.semiring.reads, spec.row_entries(b.ncols)
     left, right = _convert(a, dtype, "a" in reads), _convert(b, dtype, "b" in reads)
     return PreparedProduct(left, right, dtype, threads, chosen, spec, longest)
@@ -151,7 +151,9 @@ def _convert(m: CSR, dtype: np.dtype[Any], read: bool) -> CSR:
     return CSR(m.indptr, indices, data, m.shape)
 
 
-def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = None) -> tuple[Engine, str]:
+def choose(
+    a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = None, sort: bool = True
+) -> tuple[Engine, str]:
     """Choose the engine for ``a @ b`` by time and memory; both engines give the same bits.
 
     Products that this process has left to SciPy count too: a caller of many small ones gets the quicker kernels.
@@ -162,6 +164,8 @@ def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = No
     threads : int
     workspace_limit : int, optional
         Bytes allowed beyond operands and result.
+    sort : bool
+        Whether rows of C must be sorted; kernels that do not sort are compiled apart.
 
     Returns
     -------
@@ -169,10 +173,11 @@ def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = No
     reason : str
         Why, for people.
     """
-    if _specialisation(a, b) in _loaded:
+    kernels = _specialisation(a, b, sort)
+    if kernels in _loaded:
         return "numba", "its kernels are loaded, and quicker than SciPy for every shape measured"
     products = estimate_products(a, b)
-    earlier = _left_to_scipy[_specialisation(a, b)]
+    earlier = _left_to_scipy[kernels]
     if products + earlier > SMALL_PRODUCTS:
         more = f", and {earlier:,} before them," if earlier else ""
         return "numba", f"about {products:,} products{more} repay loading its kernels"
@@ -189,9 +194,9 @@ def choose(a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = No
 
 def mark_loaded(product: PreparedProduct) -> None:
     """Note that this process has loaded the plain kernels for a product's dtypes."""
-    _loaded.add(_specialisation(product.a, product.b))
+    _loaded.add(_specialisation(product.a, product.b, product.spec.sort))
 
 
-def _specialisation(a: CSR, b: CSR) -> tuple[Any, ...]:
-    """Return the dtypes and the width that a compiled kernel depends on."""
-    return result_dtype(a.dtype, b.dtype), index_dtype(a.ncols), index_dtype(b.ncols), b.ncols > WINDOW
+def _specialisation(a: CSR, b: CSR, sort: bool) -> tuple[Any, ...]:
+    """Return what a compiled kernel depends on: dtypes, the width, and whether it sorts."""
+    return result_dtype(a.dtype, b.dtype), index_dtype(a.ncols), index_dtype(b.ncols), b.ncols > WINDOW, bool(sort)

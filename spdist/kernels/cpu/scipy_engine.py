@@ -77,7 +77,7 @@ def _filler(product: PreparedProduct) -> FillRows:
             last, _ = slice_stop(product, start + done, stop)
             rows = a.rows(start + done, last)
             left = _Arrays(rows.indptr.astype(dtype, copy=False), rows.indices.astype(dtype, copy=False), rows.data)
-            c = _structural_product((last - start - done, b.ncols), left, right)
+            c = _structural_product((last - start - done, b.ncols), left, right, sort=product.spec.sort)
             fits = int(np.searchsorted(c.indptr, out.capacity - at, side="right")) - 1
             nnz = int(c.indptr[fits])
             out.indices[at : at + nnz] = c.indices[:nnz]
@@ -238,32 +238,34 @@ class RowSlices:
             self.changed.notify_all()
 
 
-def _structural_product(shape: tuple[int, int], a: _Arrays, b: _Arrays) -> _Arrays:
-    """Return the sorted structural product of two matrices whose indices have one dtype.
+def _structural_product(shape: tuple[int, int], a: _Arrays, b: _Arrays, *, sort: bool) -> _Arrays:
+    """Return the structural product of two matrices whose indices have one dtype; sort its rows if they must be.
 
     SciPy's loop leaves out entries that come out as zero, but counts them first. If some are missing, the full pattern
     comes from a second product, of ones, which has no zeros.
     """
     count = int(_sparsetools.csr_matmat_maxnnz(*shape, a.indptr, a.indices, b.indptr, b.indices))
-    c = _sorted_product(shape, count, a, b)
+    c = _product(shape, count, a, b)
     nnz = int(c.indptr[-1])
+    if sort or nnz < count:
+        _sparsetools.csr_sort_indices(shape[0], *c)
     if nnz == count:
         return c
     ones = (m._replace(data=np.ones(len(m.indices), np.bool_)) for m in (a, b))
-    pattern = _sorted_product(shape, count, *ones)
+    pattern = _product(shape, count, *ones)
+    _sparsetools.csr_sort_indices(shape[0], *pattern)
     full = np.zeros(count, c.data.dtype)
     found = _positions(shape, c.indptr, c.indices[:nnz])
     full[np.searchsorted(_positions(shape, pattern.indptr, pattern.indices), found)] = c.data[:nnz]
     return pattern._replace(data=full)
 
 
-def _sorted_product(shape: tuple[int, int], count: int, a: _Arrays, b: _Arrays) -> _Arrays:
-    """Run SciPy's compiled product into arrays of `count` entries, and sort its rows."""
+def _product(shape: tuple[int, int], count: int, a: _Arrays, b: _Arrays) -> _Arrays:
+    """Run SciPy's compiled product into arrays of `count` entries."""
     dtype = np.result_type(a.indptr, np.int64 if count > INT32_MAX else np.int32)
     left, right = ([x.astype(dtype, copy=False) for x in m[:2]] for m in (a, b))
     c = _Arrays(np.empty(shape[0] + 1, dtype), np.empty(count, dtype), np.empty(count, a.data.dtype))
     _sparsetools.csr_matmat(*shape, left[0], left[1], a.data, right[0], right[1], b.data, *c)
-    _sparsetools.csr_sort_indices(shape[0], *c)
     return c
 
 

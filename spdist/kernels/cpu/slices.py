@@ -20,6 +20,7 @@ from spdist.kernels.cpu.fused import fused_rows
 from spdist.kernels.cpu.numba_compile import compiled, part
 from spdist.kernels.cpu.rowwise.instructions import compare_and_swap, fetch_add, load, store, yield_core
 from spdist.kernels.cpu.rowwise.multiply import multiply_rows
+from spdist.kernels.cpu.rowwise.unsorted import multiply_unsorted_rows
 from spdist.matrices.dtypes import IndexArray, Int64Array
 
 LINE = 8
@@ -247,7 +248,7 @@ def room_for(queue: SliceQueue, i: int, buffers: SliceBuffers, c: RowsOut) -> An
 @compiled
 def multiply_slices(
     product: ProductArguments, cuts: RowCuts | None, queue: SliceQueue, buffers: SliceBuffers, c: RowsOut,
-    diagonal: int | None,
+    diagonal: int | None, unsorted: bool | None,
 ) -> Any:  # fmt: skip
     """Make up to `TURNS` slices and place them; return whether there may be more.
 
@@ -263,6 +264,8 @@ def multiply_slices(
         Room for all rows; the kernels of all threads write to it.
     diagonal : None or int
         As for `multiply_rows`; `cuts` has a diagonal of its own.
+    unsorted : True or None
+        Whether whole rows may come in any order of columns; None leaves that code out.
     """
     for _ in range(TURNS):
         i = fetch_add(queue.counters, NEXT, 1) if load(queue.counters, FULL) == 0 else len(queue.counts)
@@ -270,7 +273,9 @@ def multiply_slices(
             break
         start, stop = queue.rows[i], queue.rows[i + 1]
         out, in_place = room_for(queue, i, buffers, c)
-        if cuts is None:
+        if unsorted is not None:
+            rows, needed = multiply_unsorted_rows(product, start, stop, buffers.work, out, diagonal)
+        elif cuts is None:
             rows, needed = multiply_rows(product, start, stop, buffers.work, out, diagonal)
         else:
             rows, needed = fused_rows(product, cuts, start, stop, buffers.work, buffers.row, out)
