@@ -118,3 +118,14 @@ def one_line(text: object, most: int = 300) -> str:
     if len(whole) > most:
         whole = f"{whole[: most // 2]}...{whole[len(whole) - most // 2 + 3 :]}"
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in whole)
+
+
+def install(extra: str) -> str:
+    """Return what to do to have the packages of an extra; the package `spdist` on PyPI is another project.
+
+    Examples
+    --------
+    >>> install("h5ad")
+    "install spdist with its extra h5ad (pip install '.[h5ad]' in its checkout)"
+    """
+    return f"install spdist with its extra {extra} (pip install '.[{extra}]' in its checkout)"

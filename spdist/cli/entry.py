@@ -22,7 +22,7 @@ from spdist.cli.matrices import add_matrix_verbs
 from spdist.cli.options import Parser
 from spdist.cli.products import add_product_verbs
 from spdist.cli.verbs import Verbs
-from spdist.errors import InputError, SpdistError, one_line
+from spdist.errors import InputError, SpdistError, install, one_line
 from spdist.foundation import phases
 
 EXAMPLES = """examples:
@@ -83,7 +83,7 @@ def _completion(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        raise InputError("completion in shells needs the package shtab: pip install 'spdist[completion]'") from None
+        raise InputError(f"completion in shells needs the package shtab: {install('completion')}") from None
     print(shtab.complete(_parser(None), args.shell))
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spdist.errors import InputError
+from spdist.errors import InputError, install
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.reduction_spec import Reduction, final_value
 from spdist.matrices.csr import CSR
@@ -125,7 +125,7 @@ def check_gpu(method: str) -> None:
         cupy.cuda.runtime.getDevice()
     except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
         raise InputError(
-            f"method={method!r} needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a "
+            f"method={method!r} needs a CUDA device and CuPy ({error}): {install('cu13')} on a machine with a "
             f"GPU, or choose method='auto'"
         ) from None
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError, MatrixError, install
 from spdist.matrices.dtypes import INT32_MAX
 from spdist.options import ProductOptions
 
@@ -83,7 +83,7 @@ def _on_device(tensor: Any) -> AbstractContextManager[Any]:
     try:
         import cupy
     except ImportError as error:
-        raise InputError(f"tensors on a GPU need CuPy ({error}): install 'spdist[cu13]'") from None
+        raise InputError(f"tensors on a GPU need CuPy ({error}): {install('cu13')}") from None
     device: AbstractContextManager[Any] = cupy.cuda.Device(tensor.device.index)
     return device
 

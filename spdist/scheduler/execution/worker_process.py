@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spdist.errors import InputError
+from spdist.errors import InputError, install
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -107,7 +107,7 @@ def count_gpus() -> int:
         return int(cupy.cuda.runtime.getDeviceCount())
     except Exception as error:  # no CuPy, no driver, no device: each has an error of its own
         raise InputError(
-            f"the engine needs a CUDA device and CuPy ({error}): install 'spdist[cu13]' on a machine with a GPU, or "
+            f"the engine needs a CUDA device and CuPy ({error}): {install('cu13')} on a machine with a GPU, or "
             f"choose engine='auto'"
         ) from None
 

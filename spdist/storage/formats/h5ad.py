@@ -20,7 +20,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
-from spdist.errors import InputError, MatrixError, one_line
+from spdist.errors import InputError, MatrixError, install, one_line
 from spdist.matrices.dtypes import ValueArray
 from spdist.storage import locations
 from spdist.storage.formats.compressed_rows import Arrays, import_by_columns, import_by_rows
@@ -53,7 +53,7 @@ def import_h5ad(job: Import) -> None:
         If there is no such matrix, the file is damaged, or it refers to other files.
     """
     if importlib.util.find_spec("h5py") is None:
-        raise InputError(f"{job.path}: reading .h5ad needs AnnData: pip install 'spdist[h5ad]'")
+        raise InputError(f"{job.path}: reading .h5ad needs AnnData: {install('h5ad')}")
     with _local_file(job) as file, _reader(file, job) as reader:
         found = reader.answer()
         streams = {}

@@ -14,7 +14,7 @@ import psutil
 from distributed import Client, LocalCluster, Nanny, Scheduler, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
-from spdist.errors import InputError, SpdistError
+from spdist.errors import InputError, SpdistError, install
 from spdist.foundation.cpus import count_cpus, cpus_per_worker
 from spdist.foundation.engines import GPU_ENGINES
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
@@ -218,9 +218,7 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
-        raise InputError(
-            f"{count} GPUs need dask-cuda ({error}): install 'spdist[cu13]', or ask for one worker"
-        ) from None
+        raise InputError(f"{count} GPUs need dask-cuda ({error}): {install('cu13')}, or ask for one worker") from None
     cluster: LocalCluster = LocalCUDACluster(
         n_workers=count,
         threads_per_worker=threads,
