@@ -13,7 +13,8 @@ from spdist.api import products as api
 from spdist.cli import main
 from spdist.errors import MatrixError
 from spdist.scheduler.execution import journal
-from spdist.scheduler.execution.journal import JournalTuning, read_plan
+from spdist.scheduler.execution.journal import JournalTuning
+from spdist.scheduler.execution.unfinished import read_plan
 from spdist.storage import lock
 from spdist.storage.targets.owner import this_process
 from tests.conftest import random_matrix

@@ -31,8 +31,8 @@ from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.alone import execute_alone
-from spdist.scheduler.execution.journal import PLAN, has_plan_of, read_plan, write_plan
 from spdist.scheduler.execution.records import Outcome
+from spdist.scheduler.execution.unfinished import PLAN, has_plan_of, read_plan, write_plan
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest

@@ -8,7 +8,7 @@ from typing import Any
 
 from spdist.errors import CorruptError, MatrixError
 from spdist.jobs.target import replacement_path
-from spdist.scheduler.execution.journal import Checkpoint, read_journal, read_plan
+from spdist.scheduler.execution.unfinished import Checkpoint, read_journal, read_plan
 from spdist.storage import groups, locations
 from spdist.storage.notes import UNFINISHED_NOTES, note_path
 from spdist.storage.targets.holder import Holder, holder_of

@@ -33,8 +33,10 @@ ERRORS = {
     "alloc": (errno.ENOMEM,),
 }
 """Operations of `faults.c`, and the errors with which they fail."""
-WRITERS = tuple(
-    f"spdist.{name}" for name in ("scheduler.execution.driver", "scheduler.execution.journal", "storage", "jobs")
+WRITERS = (
+    *(f"spdist.scheduler.execution.{name}" for name in ("driver", "journal", "recovery", "unfinished")),
+    "spdist.storage",
+    "spdist.jobs",
 )
 """Modules at whose points power is lost."""
 LOST = "keep", "empty", "zeros", "half", "delete"

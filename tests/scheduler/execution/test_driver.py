@@ -28,8 +28,9 @@ from spdist.matrices.csr import CSR
 from spdist.scheduler.execution import plugins, stages
 from spdist.scheduler.execution.clients.cluster import connect, workers
 from spdist.scheduler.execution.driver import DriverTuning
-from spdist.scheduler.execution.journal import JournalTuning, read_journal
+from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.execution.records import StageTiming
+from spdist.scheduler.execution.unfinished import read_journal
 from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.scheduler.planner import planner
 from spdist.storage import groups, notes

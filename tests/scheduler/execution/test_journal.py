@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from spdist.api import products as api
 from spdist.errors import CorruptError, ResumeError
-from spdist.scheduler.execution import journal as journals
-from spdist.scheduler.execution.journal import Checkpoint, DurablePart, Journal, read_journal, read_plan, write_plan
+from spdist.scheduler.execution import recovery, unfinished
+from spdist.scheduler.execution.journal import Journal
+from spdist.scheduler.execution.unfinished import Checkpoint, DurablePart, read_journal, read_plan, write_plan
 from spdist.storage import groups, notes
 from spdist.storage.writer import Layout
 from tests.conftest import random_matrix
@@ -110,7 +111,7 @@ def test_work_goes_back_to_the_last_row_before_the_damage(tmp_path, lengths, pic
         return
     path, other = files[picked % len(files)], files[picked // 7 % len(files)]
     damage(path, how, other)
-    part, ends = journals.resume_from(layout), np.cumsum([0, *lengths])
+    part, ends = recovery.resume_from(layout), np.cumsum([0, *lengths])
     front, array, k = part.checkpoint, path.parts[-3], int(path.name)
     assert front.nnz == ends[front.row] <= front.chunks * LENGTH
     at = front.row + 1 - len(part.offsets)
@@ -152,7 +153,7 @@ def test_a_damaged_journal_is_begun_anew(tmp_path, caplog):
 def test_a_journal_belongs_to_its_plan(stored, tmp_path):
     a, layout = stored("A", random_matrix(40, 40, 3, 1)), layout_of(tmp_path)
     write_plan(layout.url, api.plan(a, a), {"a": 1})
-    journals.write_journal(layout.url, DurablePart(), journals.plan_digest(layout.url))
+    unfinished.write_journal(layout.url, DurablePart(), unfinished.plan_digest(layout.url))
     read_journal(layout.url)
     assert read_plan(layout.url, {"a": 1}) == api.plan(a, a)
     with pytest.raises(CorruptError, match=r"spdist-plan is damaged .it is the plan of another product.*--overwrite"):

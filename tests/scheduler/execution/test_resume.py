@@ -17,7 +17,8 @@ import spdist
 from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.journal import Checkpoint, JournalTuning, read_journal
+from spdist.scheduler.execution.journal import JournalTuning
+from spdist.scheduler.execution.unfinished import Checkpoint, read_journal
 from spdist.storage import groups, locations, notes
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import files
@@ -216,7 +217,7 @@ def test_the_newest_contents_are_read(unfinished, tmp_path, monkeypatch):
     """Of others only the checksums are, so that a resumed run begins soon."""
     a, options, c = unfinished
     newest = read_journal(str(c)).checkpoint.chunks - 1
-    monkeypatch.setattr("spdist.scheduler.execution.journal.CHECKED_WHOLE", 1)
+    monkeypatch.setattr("spdist.scheduler.execution.recovery.CHECKED_WHOLE", 1)
     alter(c / f"data/c/{newest}", 9)
     alter(c / "data/c/0", 9)
     api.multiply(a, a, c, resume=True, **options)
