@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 
 import anndata
@@ -75,6 +76,17 @@ def test_lazily_read_anndata_holds_a_stored_matrix(tmp_path, cells):
     assert abs(stored.to_scipy() - cells).max() == 0
     again = anndata.AnnData(stored.to_dask(10))
     assert abs(again[3:12].X.compute() - cells[3:12]).max() == 0
+
+
+def test_matrices_on_the_way_are_not_named_afterwards(tmp_path):
+    """Those of the command itself, and of another product that is on its way."""
+    written(tmp_path / "cells.zarr", 3)
+    shutil.copytree(tmp_path / "cells.zarr/X", tmp_path / "cells.zarr/layers/other.spdist-new")
+    spdist.similarity(tmp_path / "cells.zarr/X", tmp_path / "cells.zarr/obsp/similarity", top_n=2)
+    shutil.rmtree(tmp_path / "cells.zarr/layers/other.spdist-new")
+    cells = anndata.read_zarr(tmp_path / "cells.zarr")
+    assert cells.obsp["similarity"].shape == (cells.n_obs, cells.n_obs)
+    assert "other.spdist-new" not in cells.layers
 
 
 def test_a_group_of_version_2_is_refused_before_work(tmp_path, capsys):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
 
 from spdist.errors import InputError, MatrixError, one_line
 from spdist.storage import groups, locations
 from spdist.storage.checksums import read_small
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
 
 logger = logging.getLogger("spdist")
 
@@ -72,12 +76,28 @@ def _consolidate(parent: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Zarr's, that this is no part of the standard yet
-            zarr.consolidate_metadata(locations.open_store(parent))
+            zarr.consolidate_metadata(_without_temporary(locations.open_store(parent)))
     except Exception as error:  # of other members, which may be anything
         logger.warning(
             "%s keeps a copy of its members' metadata, which could not be updated (%s: %s): readers that use it do not "
             "see the new matrix; zarr.consolidate_metadata updates it", parent, type(error).__name__, one_line(error),
         )  # fmt: skip
+
+
+def _without_temporary(store: Store) -> Store:
+    """Return a store in which Zarr does not find matrices that lie beside a target while it is made.
+
+    They would be named when they are gone. Another product may be on its way in the same group.
+    """
+    from zarr.storage import WrapperStore
+
+    class Visible(WrapperStore):  # type: ignore[type-arg]
+        async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+            async for name in super().list_dir(prefix):
+                if locations.family_of(name) == name:
+                    yield name
+
+    return Visible(store)
 
 
 def members_of(url: str) -> list[str]:
