@@ -461,12 +461,12 @@ def calls(quick: bool, budget: float, out: Path, surroundings: dict[str, str]) -
 def parse() -> Any:
     """Return the arguments."""
     parser = record.parser(__doc__.splitlines()[0] if __doc__ else "")
-    on_gpu = record.has_gpu()
+    on_gpu, cpu = record.has_gpu(), ["auto", "numba"]
     parser.add_argument("--folder", type=Path, help="for matrices; a temporary one by default")
     parser.add_argument("--size", choices=list(CASES), default="gpu" if on_gpu else "cpu")
     parser.add_argument("--cases", nargs="*", help="parts of their names")
     parser.add_argument("--programs", nargs="*", help="parts of their names")
-    parser.add_argument("--engines", nargs="*", default=["cuda", "numba"] if on_gpu else ["numba"])
+    parser.add_argument("--engines", nargs="*", default=["cuda", *cpu] if on_gpu else cpu)
     parser.add_argument("--workers", default="2", help="of CPU engines, besides spdist's own choice")
     parser.add_argument("--gpus", default="2", help="those that there are, besides spdist's own choice")
     parser.add_argument("--rounds", type=int, default=3)
