@@ -20,6 +20,7 @@ import scipy.sparse as sp
 
 from spdist import cli
 from spdist.api import products as api
+from spdist.cli import entry
 from spdist.storage import groups
 from spdist.storage.matrix import open_matrix
 from tests.conftest import assert_is_product, random_matrix
@@ -52,6 +53,23 @@ def test_help_is_quick_and_lists_every_command():
     assert after.ru_utime - before.ru_utime < 0.8  # seconds of processor time; 0.1: no numpy, zarr or dask is loaded
     for command in ("import", "export", "info", "generate", "plan", "multiply", "verify"):
         assert f"    {command} " in done.stdout
+
+
+def test_every_operand_and_option_has_help():
+    commands = entry._parser("generate")._subparsers._group_actions[0].choices
+    assert len(commands) > 15
+    assert not {(name, action.dest) for name, sub in commands.items() for action in sub._actions if not action.help}
+
+
+def test_import_says_what_of_an_h5ad_is_read(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["import", "--help"])
+    assert "of an .h5ad X is read, or the path after ::, as in cells.h5ad::layers/counts" in words_of(capsys)
+
+
+def words_of(capsys) -> str:
+    """Return what was printed, however it was cut into lines."""
+    return " ".join(capsys.readouterr().out.split())
 
 
 def test_help_loads_nothing_heavy():

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from spdist.cli.options import STEAL, add_engine_options, add_scheduler_options, add_workers, count_of
-from spdist.cli.verbs import Verbs, print_json, security_of
+from spdist.cli.verbs import GRAPH, MATRIX, PRODUCT, Verbs, print_json, security_of
 from spdist.errors import InputError
 from spdist.foundation import phases
 
@@ -23,26 +23,30 @@ SCHEMES = {
 
 def add_application_verbs(verbs: Verbs) -> None:
     """Add the verbs of applications."""
-    sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", "a", "c")
+    sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", a=MATRIX, c=PRODUCT)
     sub.add_argument("--top-n", type=count_of, default=10, metavar="N", help="rows kept for each row, by default 10")
     sub.add_argument("--threshold", type=float, default=0.0, metavar="X", help="keep similarities from X up")
     sub.add_argument("--metric", default="cosine", help="cosine (default) or inner_product")
     _add_stored(sub)
-    sub = verbs.add("cooccurrence", _cooccurrence, "the rows that columns share: A.T @ A, counted", "a", "c")
+    text = "for each pair of columns, count the rows that have both: A.T @ A"
+    sub = verbs.add("cooccurrence", _cooccurrence, text, a=MATRIX, c=PRODUCT)
     sub.add_argument("--measure", default="count", help="count (default), or pmi: pointwise mutual information")
     sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
     sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
     sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
     _add_stored(sub)
-    sub = verbs.add("triangles", _triangles, "count the triangles of a graph", "graph")
+    sub = verbs.add("triangles", _triangles, "count the triangles of a graph", graph=GRAPH)
     sub.add_argument("--folder", help="for a copy of the edges; all workers must see it")
     _add_where(sub)
-    sub = verbs.add("shortest-paths", _shortest_paths, "lengths of shortest paths of a graph", "graph", "d")
+    text = "lengths of shortest paths of a graph"
+    lengths = "where the lengths go, a matrix in Zarr, path or URL"
+    sub = verbs.add("shortest-paths", _shortest_paths, text, graph=GRAPH, d=lengths)
     sub.add_argument("--sources", type=_vertices, metavar="I,J,...", help="vertices to start from, by default all")
     sub.add_argument("--hops", type=count_of, metavar="N", help="most edges of a path")
     _add_steps(sub, "D")
     _add_where(sub)
-    sub = verbs.add("pagerank", _pagerank, "rank the nodes of a graph; ranks go to a .npy file", "graph", "ranks")
+    text = "rank the nodes of a graph; ranks go to a .npy file"
+    sub = verbs.add("pagerank", _pagerank, text, graph=GRAPH, ranks=".npy file to write")
     sub.add_argument("--damping", type=float, default=0.85, help="chance to follow a link, by default 0.85")
     sub.add_argument("--tolerance", type=float, default=1e-10, help="total change of ranks that ends it")
     sub.add_argument("--maxiter", type=count_of, default=1000, metavar="N", help="most iterations")
@@ -55,7 +59,8 @@ def add_application_verbs(verbs: Verbs) -> None:
 
 def _add_clustering(verbs: Verbs) -> None:
     text = "clusters of a graph by Markov clustering, as mcl: GRAPH is a list of edges (.abc) or a matrix"
-    sub = verbs.add("markov-clustering", _markov_clustering, text, "graph")
+    graph = f"list of edges (.abc, .tsv, .csv), or {MATRIX}"
+    sub = verbs.add("markov-clustering", _markov_clustering, text, graph=graph)
     sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help="text, one cluster a line")
     sub.add_argument("-I", dest="inflation", type=float, default=2.0, metavar="X", help="inflation, by default 2.0")
     sub.add_argument("-pi", dest="pre_inflation", type=float, metavar="X", help="raise weights to this power first")

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from spdist.errors import InputError, one_line
 
 WORKERS = "processes on this machine, which share its CPUs; by default this one, or one a GPU"
+TARGET = "where the matrix goes, in Zarr, path or URL"
 STEAL = "take over from a run on another host that writes there and had no heartbeat for a minute"
 
 
@@ -106,7 +107,6 @@ def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
 
 def add_reduce_options(sub: argparse.ArgumentParser) -> None:
     """Add the options of ``reduce``."""
-    sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
     add_bins(sub)
     text = "where to write it; a value for each row or column goes there, or is printed with --json"
     sub.add_argument("--out", metavar="FILE.npy", help=text)
@@ -171,10 +171,11 @@ def add_product_options(sub: argparse.ArgumentParser) -> None:
 
 def add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
     """Add the options of ``generate``; those of the kinds only if that verb was chosen."""
-    sub.add_argument("kind", metavar="KIND")
-    sub.add_argument("target", metavar="TARGET")
-    sub.add_argument("--dtype", default="float64")
-    sub.add_argument("--seed", type=int, default=0)
+    kinds = "one of those below" if chosen else "spdist generate --help lists them"
+    sub.add_argument("kind", metavar="KIND", help=f"kind of the matrix, {kinds}")
+    sub.add_argument("target", metavar="TARGET", help=TARGET)
+    sub.add_argument("--dtype", default="float64", help="of the values, by default float64")
+    sub.add_argument("--seed", type=int, default=0, help="of the random numbers, by default 0")
     add_overwrite(sub)
     if not chosen:
         return  # the kinds import Zarr, which --help does not need

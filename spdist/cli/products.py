@@ -15,31 +15,34 @@ from spdist.cli.options import (
     add_reduce_options,
     add_warm_up_options,
 )
-from spdist.cli.verbs import Verbs, mode_of, print_json, security_of
+from spdist.cli.verbs import MATRIX, PRODUCT, Verbs, mode_of, print_json, security_of
 from spdist.errors import InputError
 from spdist.foundation import phases
 
 if TYPE_CHECKING:
     from spdist.options import ProductKeywords
 
+REDUCTIONS = "sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
+"""What a product is reduced to."""
 VECTORS = ("row_sums", "column_sums", "row_nnz")
 """Reductions to a value for each row or column of C."""
 
 
 def add_product_verbs(verbs: Verbs) -> None:
     """Add the verbs that plan, compute and verify ``A @ B``."""
-    sub = verbs.add("plan", _plan, "show how A @ B would be cut, and what it takes here; writes nothing", "a", "b")
+    text = "show how A @ B would be cut, and what it takes here; writes nothing"
+    sub = verbs.add("plan", _plan, text, a=MATRIX, b=MATRIX)
     sub.add_argument("--reduce", metavar="WHAT", help="plan spdist reduce WHAT")
     add_bins(sub)
     add_plan_options(sub)
-    add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", "a", "b", "c"))
-    add_reduce_options(
-        verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
-    )
-    add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+    add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", a=MATRIX, b=MATRIX, c=PRODUCT))
+    text = "compute a sum, norm, trace, count or histogram of A @ B without storing it"
+    add_reduce_options(verbs.add("reduce", _reduce, text, what=f"one of {REDUCTIONS}", a=MATRIX, b=MATRIX))
+    product = "product in Zarr, path or URL"
+    add_product_options(verbs.add("verify", _verify, "check that C is A @ B", a=MATRIX, b=MATRIX, c=product))
     add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
-    verbs.add("cluster-keys", _cluster_keys, text, "folder")
+    verbs.add("cluster-keys", _cluster_keys, text, folder="folder to make for the keys")
 
 
 def _plan(args: argparse.Namespace) -> int:
