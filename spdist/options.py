@@ -131,7 +131,7 @@ class ExecutionOptions:
         ------
         InputError
         """
-        check_count("workers", self.workers, "one a core or a GPU")
+        check_count("workers", self.workers, "this process alone, or one per GPU")
         most = max(64, 8 * count_cpus())
         if self.workers is not None and self.workers > most:
             raise InputError(

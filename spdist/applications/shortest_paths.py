@@ -111,7 +111,9 @@ def _check_sources(sources: Sequence[int] | None, n: int) -> None:
     if sources is None:
         return
     if not len(sources) or not all(isinstance(one, int | np.integer) for one in sources):
-        raise InputError(f"sources={sources!r} are no vertices: name some, counted from 0, for instance [0, 17]")
+        raise InputError(
+            f"sources={sources!r} is not a list of vertices: name some, counted from 0, for instance [0, 17]"
+        )
     if wrong := [one for one in sources if not 0 <= one < n]:
         raise InputError(f"sources: vertex {wrong[0]} of a graph of {n:,} vertices, which are counted from 0")
 

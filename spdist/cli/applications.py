@@ -61,19 +61,20 @@ def _add_clustering(verbs: Verbs) -> None:
     text = "clusters of a graph by Markov clustering, as mcl: GRAPH is a list of edges (.abc) or a matrix"
     graph = f"list of edges (.abc, .tsv, .csv), or {MATRIX}"
     sub = verbs.add("markov-clustering", _markov_clustering, text, graph=graph)
-    sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help="text, one cluster a line")
+    sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help="text file, one cluster per line")
     sub.add_argument("-I", dest="inflation", type=float, default=2.0, metavar="X", help="inflation, by default 2.0")
     sub.add_argument("-pi", dest="pre_inflation", type=float, metavar="X", help="raise weights to this power first")
     sub.add_argument("-scheme", type=int, choices=SCHEMES, default=6, help="sets -P, -S and -R together, by default 6")
     sub.add_argument("-P", dest="prune", type=int, metavar="N", help="drop values below 1/N")
-    sub.add_argument("-S", dest="select", type=int, metavar="N", help="keep the N largest values of a walk")
-    sub.add_argument("-R", dest="recover", type=int, metavar="N", help="keep up to N values where too little is left")
-    sub.add_argument(
-        "-pct", dest="recover_percent", type=float, default=90.0, metavar="X", help="that is too little, by default 90"
-    )
+    text = "keep the N largest values of a row (mcl's column)"
+    sub.add_argument("-S", dest="select", type=int, metavar="N", help=text)
+    text = "if pruning leaves less than -pct percent of a row, take back up to N of its largest values"
+    sub.add_argument("-R", dest="recover", type=int, metavar="N", help=text)
+    text = "percent of a row's sum below which -R recovers, by default 90"
+    sub.add_argument("-pct", dest="recover_percent", type=float, default=90.0, metavar="X", help=text)
     sub.add_argument("-te", dest="threads", type=count_of, metavar="N", help="CPUs to use, by default all")
     sub.add_argument("--abc", action="store_true", help="GRAPH is a list of edges, whatever its name")
-    sub.add_argument("--labels", metavar="FILE", help="names of the vertices of a matrix, one a line")
+    sub.add_argument("--labels", metavar="FILE", help="names of the vertices of a matrix, one per line")
     sub.add_argument("--maxiter", type=count_of, default=10_000, metavar="N", help="most steps")
     _add_steps(sub, "CLUSTERS")
     _add_where(sub)
@@ -106,7 +107,7 @@ def _vertices(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' are no vertices: write numbers, as in 0,17") from None
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of vertices: write numbers, as in 0,17") from None
 
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:

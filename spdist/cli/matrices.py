@@ -29,7 +29,7 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
-    text = "vertices of .abc, .tsv or .csv have names; list them in FILE, one a line in the order of rows"
+    text = "vertices of .abc, .tsv or .csv have names; list them in FILE, one per line in the order of rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
     text = "edges of .abc, .tsv or .csv in one place: their sum (default), the largest (max) or the first"
     sub.add_argument("--duplicates", choices=("sum", "max", "first"), default="sum", help=text)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from spdist.errors import InputError, one_line
 
-WORKERS = "processes on this machine, which share its CPUs; by default this one, or one a GPU"
+WORKERS = "worker processes on this machine; by default none besides this one, or one per GPU if there are several"
 TARGET = "where the matrix goes, in Zarr, path or URL"
 STEAL = "take over from a run on another host that writes there and had no heartbeat for a minute"
 
@@ -68,7 +68,8 @@ def _edges(text: str) -> list[float]:
     try:
         return [float(edge) for edge in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' are no edges: write numbers that rise, as in 0,0.5,1") from None
+        message = f"'{text}' is not a list of edges: write numbers that rise, as in 0,0.5,1"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def add_overwrite(sub: argparse.ArgumentParser) -> None:
@@ -83,7 +84,8 @@ def add_multiply_options(sub: argparse.ArgumentParser) -> None:
     add_workers(sub)
     add_scheduler_options(sub)
     sub.add_argument("--verify", action="store_true", help="check C at the end")
-    sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
+    text = "write what each stage of each block took, one JSON object per line"
+    sub.add_argument("--record", metavar="FILE", help=text)
     sub.add_argument("--report", metavar="FILE.html", help="write a report of the run to read in a browser")
     for name in ("a", "b"):
         sub.add_argument(
@@ -102,7 +104,7 @@ def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
     text = "auto (default) for CPUs; cuda: for the GPU here too"
     sub.add_argument("--engine", default="auto", help=text)
     sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
-    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one a CPU")
+    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one per CPU")
 
 
 def add_reduce_options(sub: argparse.ArgumentParser) -> None:

@@ -73,9 +73,9 @@ def check_count(name: str, value: Any, without: str) -> None:
 
     Examples
     --------
-    >>> check_count("threads", 0, "one a core")
+    >>> check_count("threads", 0, "one per core")
     Traceback (most recent call last):
-    spdist.errors.InputError: threads=0 must be a whole number of at least 1; leave it out for one a core
+    spdist.errors.InputError: threads=0 must be a whole number of at least 1; leave it out for one per core
     """
     if value is None:
         return
