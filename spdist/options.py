@@ -296,6 +296,9 @@ class CheckKeywords(TypedDict, total=False):
 class VerifyKeywords(ProductKeywords, CheckKeywords, total=False):
     """Keywords of `spdist.verify`."""
 
+    transpose_a: bool
+    transpose_b: bool
+
 
 CHECK_DEFAULTS: dict[str, Any] = {"vectors": 2, "seed": 0, "threads": None, "progress": None}
 VALUES = (ProductOptions, ExecutionOptions, OutputOptions, InMemoryOptions)

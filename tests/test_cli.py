@@ -101,6 +101,24 @@ def test_whole_tour(tmp_path):
     assert wrong.stdout.startswith("FALSE: ")
 
 
+def test_verify_takes_the_transposes_of_multiply(tmp_path):
+    m = random_matrix(60, 90, 6, 1)
+    a = api.save(tmp_path / "A.zarr", m)
+    for words in (("--transpose-b",), ("--transpose-a", "--top-n", "3")):
+        c = ("multiply", a.url, a.url, tmp_path / "C.zarr", *words, "--overwrite")
+        assert spdist(*c).returncode == 0
+        before = files(tmp_path)
+        done = spdist("verify", *c[1:4], *words)
+        assert (done.returncode, done.stdout[:10]) == (0, "verified: ")
+        assert files(tmp_path) == before
+    assert not api.verify(a, a.T, api.save(tmp_path / "D.zarr", m @ m.T + sp.eye_array(60))).ok
+    before = files(tmp_path)
+    assert "for A @ A.T pass transpose_b (--transpose-b)" in refused("verify", a.url, a.url, tmp_path / "C.zarr")
+    words = ("verify", a.url, a.url, tmp_path / "C.zarr", "--transpose-a", "--transpose-b")
+    assert "shapes do not fit: A is 90 x 60 and B is 90 x 60" in refused(*words)
+    assert files(tmp_path) == before
+
+
 def test_tables_for_people(tmp_path):
     api.save(tmp_path / "A.zarr", random_matrix(300, 300, 6, 2))
     text = spdist("plan", tmp_path / "A.zarr", tmp_path / "A.zarr").stdout

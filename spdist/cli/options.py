@@ -87,16 +87,26 @@ def add_multiply_options(sub: argparse.ArgumentParser) -> None:
     text = "write what each stage of each block took, one JSON object per line"
     sub.add_argument("--record", metavar="FILE", help=text)
     sub.add_argument("--report", metavar="FILE.html", help="write a report of the run to read in a browser")
-    for name in ("a", "b"):
-        sub.add_argument(
-            f"--transpose-{name}", action="store_true", help=f"multiply by the transpose of {name.upper()}"
-        )
+    add_transposes(sub)
     text = "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied"
     sub.add_argument("--axis", type=int, choices=(0, 1), default=1, help=text)
     mode = sub.add_mutually_exclusive_group()
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
     sub.add_argument("--steal", action="store_true", help=STEAL)
+
+
+def add_verify_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options of ``verify``."""
+    add_transposes(sub)
+    add_product_options(sub)
+
+
+def add_transposes(sub: argparse.ArgumentParser) -> None:
+    """Add ``--transpose-a`` and ``--transpose-b``."""
+    for name in ("A", "B"):
+        text = f"multiply by the transpose of {name}; a transposed copy lies next to C meanwhile"
+        sub.add_argument(f"--transpose-{name.lower()}", action="store_true", help=text)
 
 
 def add_warm_up_options(sub: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from spdist.cli.options import (
     add_bins,
     add_multiply_options,
     add_plan_options,
-    add_product_options,
     add_reduce_options,
+    add_verify_options,
     add_warm_up_options,
 )
 from spdist.cli.verbs import MATRIX, PRODUCT, Verbs, mode_of, print_json, security_of
@@ -39,7 +39,7 @@ def add_product_verbs(verbs: Verbs) -> None:
     text = "compute a sum, norm, trace, count or histogram of A @ B without storing it"
     add_reduce_options(verbs.add("reduce", _reduce, text, what=f"one of {REDUCTIONS}", a=MATRIX, b=MATRIX))
     product = "product in Zarr, path or URL"
-    add_product_options(verbs.add("verify", _verify, "check that C is A @ B", a=MATRIX, b=MATRIX, c=product))
+    add_verify_options(verbs.add("verify", _verify, "check that C is A @ B", a=MATRIX, b=MATRIX, c=product))
     add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
     verbs.add("cluster-keys", _cluster_keys, text, folder="folder to make for the keys")
@@ -171,7 +171,8 @@ def _verify(args: argparse.Namespace) -> int:
     from spdist.jobs.report import verification_line
 
     with console.transfer_bar("verifying", quiet=args.json) as bar:
-        found = api.verify(args.a, args.b, args.c, progress=bar, **_product_keywords(args))
+        transposes = {"transpose_a": args.transpose_a, "transpose_b": args.transpose_b}
+        found = api.verify(args.a, args.b, args.c, progress=bar, **transposes, **_product_keywords(args))
     if not args.json:
         console.show(verification_line(found.to_json()))
     print_json(found.to_json(), args)
