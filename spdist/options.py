@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.engines import ENGINES, Engine
-from spdist.foundation.units import check_count
+from spdist.foundation.units import check_count, counted
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -135,8 +135,8 @@ class ExecutionOptions:
         most = max(64, 8 * count_cpus())
         if self.workers is not None and self.workers > most:
             raise InputError(
-                f"workers={self.workers}: so many processes would stop this machine: {count_cpus()} CPUs may be used; "
-                f"name {most} at most, or leave it out"
+                f"workers={self.workers}: so many processes would stop this machine: "
+                f"{counted(count_cpus(), 'CPU')} may be used; name {most} at most, or leave it out"
             )
         grid: object = self.grid
         if grid is not None and (not isinstance(grid, tuple | list) or len(grid) != 3):

@@ -87,7 +87,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    return jobs.product_summary(result, "pairs")
+    return jobs.product_summary(result, "pair")
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)

@@ -65,8 +65,8 @@ def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
     share = result["nnz"] / max(result["nnz_of_a"], 1)
     return (
-        f"{result['rows_of_a']:,} rows became {result['rows']:,}, with {result['nnz']:,} entries, {share:.2f} times as "
-        f"many as before"
+        f"{jobs.counted(result['rows_of_a'], 'row')} became {result['rows']:,}, with "
+        f"{jobs.counted(result['nnz'], 'entry')}, {share:.2f} times as many as before"
     )
 
 

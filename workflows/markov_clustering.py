@@ -103,7 +103,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
         log.stop_if_asked()
-        jobs.say(f"step {step}: {facts['entries']:,} entries, chaos {facts['chaos']:.1e}")
+        jobs.say(f"step {step}: {jobs.counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.1e}")
 
     names = ("inflation", "pre_inflation", "prune", "select", "recover", "recover_percent", "labels", "resume")
     options = {name: getattr(job, name) for name in names} | {"maxiter": job.steps, "overwrite": True}
@@ -119,8 +119,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
     return (
-        f"{result['clusters']:,} clusters after {result['steps']} steps: the largest has {result['largest']:,} "
-        f"vertices, {result['alone']:,} have one"
+        f"{jobs.counted(result['clusters'], 'cluster')} after {jobs.counted(result['steps'], 'step')}: the largest has "
+        f"{jobs.counted(result['largest'], 'vertex')}; {result['alone']:,} with one"
     )
 
 

@@ -63,7 +63,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    return jobs.product_summary(result, "neighbours")
+    return jobs.product_summary(result, "neighbour")
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)

@@ -141,7 +141,8 @@ def finish(job: Job, found: Any, what: str) -> dict[str, Any]:
         np.save(file, found.x)
     facts = {"iterations": found.iterations, "seconds": found.seconds, "residual": found.residual}
     if not found.converged:
+        after = jobs.counted(found.iterations, "iteration")
         raise jobs.ConvergenceError(
-            f"not converged: {what} is {found.residual:.1e} after {found.iterations:,} iterations; raise maxiter", facts
+            f"not converged: {what} is {found.residual:.1e} after {after}; raise maxiter", facts
         )
     return {**facts, "converged": True}

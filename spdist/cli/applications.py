@@ -11,6 +11,7 @@ from spdist.cli.options import STEAL, add_engine_options, add_scheduler_options,
 from spdist.cli.verbs import GRAPH, MATRIX, PRODUCT, Verbs, print_json, security_of
 from spdist.errors import InputError
 from spdist.foundation import phases
+from spdist.foundation.units import counted
 
 WALKS = {"host": "in memory", "gpu": "on the GPU", "storage": "in storage"}
 """Where walks of Markov clustering were, in words."""
@@ -154,7 +155,8 @@ def _triangles(args: argparse.Namespace) -> int:
     with console.RunDisplay(quiet=args.json) as shown:
         found = triangles(args.graph, folder=args.folder, callbacks=shown.callbacks, **where)
     if not args.json:
-        console.line(f"{found.triangles:,} triangles of {found.vertices:,} vertices and {found.edges:,} edges")
+        of = f"{counted(found.vertices, 'vertex')} and {counted(found.edges, 'edge')}"
+        console.line(f"{counted(found.triangles, 'triangle')} of {of}")
     return print_json(asdict(found), args)
 
 
@@ -167,12 +169,14 @@ def _shortest_paths(args: argparse.Namespace) -> int:
     def on_step(step: int, facts: dict[str, Any]) -> None:
         steps.append(step)
         if not args.json:
-            console.line(f"step {step}: paths of at most {facts['hops']:,} hops, {facts['pairs']:,} pairs")
+            hops, pairs = counted(facts["hops"], "hop"), counted(facts["pairs"], "pair")
+            console.line(f"step {step}: paths of at most {hops}, {pairs}")
 
     given = {"sources": args.sources, "hops": args.hops, "on_step": on_step}
     found = shortest_paths(args.graph, args.d, **given, **_where(args), **_target(args))
     if not args.json:
-        console.line(f"{found.nnz:,} pairs have a path, of {found.ncols:,} vertices; their lengths are in {args.d}")
+        pairs, vertices = counted(found.nnz, "pair"), counted(found.ncols, "vertex")
+        console.line(f"paths between {pairs} of {vertices}; their lengths are in {args.d}")
     return print_json({"steps": len(steps), "pairs": found.nnz, "vertices": found.ncols}, args)
 
 
@@ -187,7 +191,7 @@ def _markov_clustering(args: argparse.Namespace) -> int:
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
         if not args.json:
-            console.line(f"step {step}: {facts['entries']:,} entries, chaos {facts['chaos']:.2g}")
+            console.line(f"step {step}: {counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.2g}")
 
     numbers: dict[str, Any] = dict(zip(("prune", "select", "recover"), SCHEMES[args.scheme], strict=True))
     numbers |= {name: value for name in numbers if (value := getattr(args, name)) is not None}
@@ -197,10 +201,9 @@ def _markov_clustering(args: argparse.Namespace) -> int:
         found = markov_clustering(args.graph, args.out, **given, **numbers, **_where(args), **_target(args))
     facts = found.summary()
     if not args.json:
-        console.line(
-            f"{facts['clusters']:,} clusters after {facts['steps']} steps {WALKS[found.place]}, in {args.out}: the "
-            f"largest has {facts['largest']:,} vertices, {facts['alone']:,} have one"
-        )
+        after = f"{counted(facts['clusters'], 'cluster')} after {counted(facts['steps'], 'step')} {WALKS[found.place]}"
+        sizes = f"the largest has {counted(facts['largest'], 'vertex')}; {facts['alone']:,} with one"
+        console.line(f"{after}, in {args.out}: {sizes}")
         if not found.converged:
             console.warning(f"walks still change, chaos {found.chaos:.2g}: raise --maxiter")
     print_json(facts | {"phases": clock.seconds()}, args)
@@ -227,7 +230,8 @@ def _pagerank(args: argparse.Namespace) -> int:
     best = np.argsort(-found.x, kind="stable")[:10]
     facts["top"] = [{"node": int(node), "rank": float(found.x[node])} for node in best]
     if not args.json:
-        console.line(f"{found.iterations:,} iterations in {found.seconds:.2f} s; ranks are in {args.ranks}; the first:")
+        done = f"{counted(found.iterations, 'iteration')} in {found.seconds:.2f} s"
+        console.line(f"{done}; ranks are in {args.ranks}; the first:")
         for one in facts["top"]:
             console.line(f"  {one['node']:>12,}  {one['rank']:.3e}")
     print_json(facts, args)

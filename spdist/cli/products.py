@@ -18,6 +18,7 @@ from spdist.cli.options import (
 from spdist.cli.verbs import MATRIX, PRODUCT, Verbs, mode_of, print_json, security_of
 from spdist.errors import InputError
 from spdist.foundation import phases
+from spdist.foundation.units import counted
 
 if TYPE_CHECKING:
     from spdist.options import ProductKeywords
@@ -155,8 +156,8 @@ def _reduce(args: argparse.Namespace) -> int:
         if place is not None:
             with place.open("wb") as file:  # of a name np.save would add .npy to
                 np.save(file, found)
-    several = "values" if args.what in VECTORS else "bins"
-    value = found.tolist() if np.ndim(found) == 0 or args.json else f"{len(found):,} {several}"
+    one = "value" if args.what in VECTORS else "bin"
+    value = found.tolist() if np.ndim(found) == 0 or args.json else counted(len(found), one)
     if not args.json:
         console.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
         if args.what == "histogram":

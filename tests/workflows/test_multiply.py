@@ -102,6 +102,15 @@ def test_settings_replace_the_file(run, scheduler):
     assert report["result"]["verification"] is None
 
 
+def test_one_block_and_one_entry_are_singular(jobs):
+    result = {"blocks": 1, "nnz": 1, "seconds": 0.5, "state": "computed", "verification": None}
+    assert jobs.product_summary(result, "entry") == "computed: 1 entry, 1 block, 0.5 s"
+    assert (
+        jobs.product_summary({**result, "blocks": 1234, "nnz": 2}, "entry")
+        == "computed: 2 entries, 1,234 blocks, 0.5 s"
+    )
+
+
 def test_progress_is_a_line_now_and_then(jobs, capsys):
     log = jobs.Log()
     assert log.every == 30

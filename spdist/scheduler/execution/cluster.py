@@ -22,7 +22,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 from spdist.errors import InputError, SpdistError
 from spdist.foundation.cpus import count_cpus, cpus_per_worker
 from spdist.foundation.engines import GPU_ENGINES
-from spdist.foundation.units import check_count
+from spdist.foundation.units import check_count, counted
 from spdist.scheduler.clusters.addresses import check_address, of_scheduler, wait_until_reachable
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
 from spdist.scheduler.clusters.security import remembered, security_for, temporary_keys
@@ -217,7 +217,7 @@ def connect(
                     return cuda_cluster(count, threads)
                 return local_cluster(count, threads, processes)
 
-        what = f"{count} workers of this machine did not start"
+        what = f"{counted(count, 'worker')} of this machine did not start"
         with _starting(count), closed_if_interrupted():
             cluster = persistent(lambda: within(START_SECONDS + count, start, what), what)
         load_pages_late(cast(Scheduler, cluster.scheduler), add_to_menu)
@@ -240,8 +240,8 @@ def _starting(count: int) -> Iterator[None]:
         yield
     except (OSError, MemoryError, EOFError) as error:
         raise SpdistError(
-            f"{count} workers did not start: {describe(first_cause(error))}; start fewer (workers=1), or raise the "
-            f"limits of processes and memory (ulimit -a)"
+            f"{counted(count, 'worker')} did not start: {describe(first_cause(error))}; start fewer (workers=1), or "
+            f"raise the limits of processes and memory (ulimit -a)"
         ) from error
 
 
@@ -462,8 +462,9 @@ def _check_gpus(client: Client, engine: str) -> None:
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     missing = sorted(address for address, gpu in with_gpu(client, workers).items() if not gpu)
     if missing and (engine == "cuda" or len(missing) == len(workers)):
+        see = f"{counted(len(missing), 'worker')} of the scheduler {'sees' if len(missing) == 1 else 'see'} no GPU"
         raise InputError(
-            f"engine={engine!r}, but {len(missing)} workers of the scheduler see no GPU, {missing[0]} among them: "
+            f"engine={engine!r}, but {see}, {missing[0]} among them: "
             f"start them with `dask cuda worker`, or choose engine='{'auto' if engine == 'hybrid' else 'hybrid'}'"
         )
 
