@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import scipy.sparse as sp
@@ -53,7 +54,7 @@ def test_the_time_left_begins_with_what_was_expected(monkeypatch):
     screen = io.StringIO()
     shown = Console(file=screen, force_terminal=True, soft_wrap=True, width=200)
     monkeypatch.setattr(console, "_console", lambda stderr: shown)
-    monkeypatch.setattr(console.time, "monotonic", iter([50.0, 60.0]).__next__)
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=iter([50.0, 60.0]).__next__))
     with console.RunDisplay(quiet=False) as display:
         display.callbacks.heard({"what": "start", "content": {"expected": 100.0}})
         display.callbacks.progress(Progress(1, 8, 10, 80, 99, multiplied=10, work=80))
