@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from job_file import Job, JobError, read_mapping, split_setting
+from job_file import DEFAULT_LIMIT, Job, JobError, read_mapping, split_setting
 from job_places import check_places, check_workers
 
 STOPPED = 75
@@ -376,6 +376,14 @@ def main(workflow: Workflow, argv: Sequence[str] | None = None) -> int:
         return STOPPED
 
 
+def limit_in_words(job: Job) -> str:
+    """Return how much memory a worker may take."""
+    if job.memory_limit is not None:
+        return f"{job.memory_limit} per worker"
+    on_gpus = getattr(job, "engine", None) in ("cuda", "hybrid")
+    return "0.9 of the free memory of each GPU" if on_gpus else f"{DEFAULT_LIMIT} per worker"
+
+
 def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
     """Check the job file, run it, and write the report.
 
@@ -397,7 +405,7 @@ def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
         print(f"{args.job}: {error}", file=sys.stderr)
         return 2
     operands = " and ".join(getattr(job, key) for key in workflow.matrices if getattr(job, key) is not None)
-    say(f"{operands} to {job.out}, {job.memory_limit} a worker")
+    say(f"{operands} to {job.out}, {limit_in_words(job)}")
     log = Log()
     code, end = run_to_exit(workflow, job, log)
     if code == 2:

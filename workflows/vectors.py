@@ -76,10 +76,10 @@ def square_matrix(key: str, job: Job) -> Any:
     import spdist
 
     a = job_matrices.square(key, spdist.open(getattr(job, key)))
-    if a.nbytes > parse_bytes(job.memory_limit):
+    limit = job_file.DEFAULT_LIMIT if job.memory_limit is None else job.memory_limit
+    if a.nbytes > parse_bytes(limit):
         raise spdist.InputError(
-            f"{key}: {a.url} takes {a.nbytes / 2**20:,.0f} MiB in memory, more than memory_limit={job.memory_limit}: "
-            f"raise it"
+            f"{key}: {a.url} takes {a.nbytes / 2**20:,.0f} MiB in memory, more than memory_limit={limit}: raise it"
         )
     return a.rows(0, a.nrows).to_scipy()
 
