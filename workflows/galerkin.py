@@ -27,6 +27,7 @@ class Job(job_file.ProductJob):
     a: str
     p: str
     r: str | None = None
+    steal: bool = False
 
 
 READERS = {
@@ -34,6 +35,7 @@ READERS = {
     "p": job_file.text_of,
     "r": job_file.text_of,
     "out": job_file.text_of,
+    "steal": job_file.flag,
     **job_file.PRODUCT,
 }
 
@@ -56,7 +58,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
     with job_matrices.scratch(job.out, "r") as (place,):
         r = spdist.transpose(job.p, place) if job.r is None else spdist.open(job.r)
-        c = spdist.multi_matmul([r, job.a, job.p], job.out, resume=job.resume, **job.where())
+        c = spdist.multi_matmul([r, job.a, job.p], job.out, resume=job.resume, steal=job.steal, **job.where())
     a = spdist.open(job.a)
     return {"rows": c.nrows, "nnz": c.nnz, "rows_of_a": a.nrows, "nnz_of_a": a.nnz}
 

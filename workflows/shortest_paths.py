@@ -33,6 +33,7 @@ class Job(job_file.WholeProductJob):
     a: str
     sources: list[int] | None = None
     hops: int | None = None
+    steal: bool = False
 
 
 def vertices_of(value: object) -> list[int]:
@@ -52,6 +53,7 @@ READERS = {
     "a": job_file.text_of,
     "sources": vertices_of,
     "hops": job_file.count,
+    "steal": job_file.flag,
     **job_file.WHOLE_PRODUCT,
 }
 
@@ -81,7 +83,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         jobs.say(f"step {step}: paths of at most {hops}, {pairs}")
 
     options = {"sources": job.sources, "hops": job.hops, "on_step": on_step, "callbacks": log.callbacks()}
-    options |= {"resume": job.resume, "overwrite": True}
+    options |= {"resume": job.resume, "overwrite": True, "steal": job.steal}
     found = spdist.shortest_paths(job.a, job.out, **options, **job.where())
     return {"steps": steps[-1] if steps else 0, "pairs": found.nnz, "vertices": found.ncols}
 
