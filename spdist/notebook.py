@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from spdist.foundation.units import counted
 from spdist.scheduler.dashboard.pace import Pace
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class NotebookBar:
         clock = time.monotonic()
         self._pace.add(clock, now.multiplied, now.written, now.work)
         left = self._pace.left(clock)
-        text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} entries"
+        text = f"{now.blocks:,}/{counted(now.blocks_total, 'block')}, {now.nnz:.2e} entries"
         self._move(now.products, now.products_total, text + (f", {left.in_words}" if left else ""))
 
     def verifying(self, done: int, total: int) -> None:

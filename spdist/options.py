@@ -7,6 +7,7 @@ is a line in its ``TypedDict``, a field of its value and a paragraph in one docs
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.engines import ENGINES, Engine
-from spdist.foundation.units import check_count
+from spdist.foundation.units import check_count, counted
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -134,12 +135,12 @@ class ExecutionOptions:
         ------
         InputError
         """
-        check_count("workers", self.workers, "one a core or a GPU")
+        check_count("workers", self.workers, "this process alone, or one per GPU")
         most = max(64, 8 * count_cpus())
         if self.workers is not None and self.workers > most:
             raise InputError(
-                f"workers={self.workers}: so many processes would stop this machine: {count_cpus()} CPUs may be used; "
-                f"name {most} at most, or leave it out"
+                f"workers={self.workers}: so many processes would stop this machine: "
+                f"{counted(count_cpus(), 'CPU')} may be used; name {most} at most, or leave it out"
             )
         grid: object = self.grid
         if grid is not None and (not isinstance(grid, tuple | list) or len(grid) != 3):
@@ -306,7 +307,14 @@ class CheckKeywords(TypedDict, total=False):
 class VerifyKeywords(ProductKeywords, CheckKeywords, total=False):
     """Keywords of `spdist.verify`."""
 
+    transpose_a: bool
+    transpose_b: bool
 
+
+COMMAND_LINE_NAMES = {"verify": "check"} | dict.fromkeys(
+    ("scale_rows", "scale_columns", "normalize", "drop_zeros"), "epilogue"
+)
+"""Options of commands and job files that have another name in Python, and that name."""
 CHECK_DEFAULTS: dict[str, Any] = {"vectors": 2, "seed": 0, "threads": None, "progress": None}
 VALUES = (ProductOptions, ExecutionOptions, OutputOptions, InMemoryOptions)
 DEFAULTS: dict[str, Any] = {field.name: field.default for kind in VALUES for field in fields(kind)} | CHECK_DEFAULTS
@@ -419,7 +427,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     Raises
     ------
     TypeError
-        If the function has no such keyword.
+        If the function has no such keyword; names the nearest one.
 
     Examples
     --------
@@ -432,11 +440,18 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     Traceback (most recent call last):
         ...
     TypeError: store() got an unexpected keyword argument 'again'
+    >>> store("C.zarr", overwirte=True)
+    Traceback (most recent call last):
+        ...
+    TypeError: store() got an unexpected keyword argument 'overwirte'; did you mean 'overwrite'?
     """
     known = inspect.signature(function).parameters
     for name in keywords:
         if name not in known:
-            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+            wanted = COMMAND_LINE_NAMES.get(name, "")
+            near = [wanted] if wanted in known else difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
     return tuple(
         kind(**{name: keywords[name] for name in kind.__dataclass_fields__ if name in keywords}) for kind in kinds
     )

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 
 from spdist import cli
 from spdist.api import products as api
+from spdist.cli import entry
 from spdist.storage import groups
 from spdist.storage.matrix import open_matrix
 from tests.conftest import assert_is_product, random_matrix
@@ -54,6 +55,23 @@ def test_help_is_quick_and_lists_every_command():
         assert f"    {command} " in done.stdout
 
 
+def test_every_operand_and_option_has_help():
+    commands = entry._parser("generate")._subparsers._group_actions[0].choices
+    assert len(commands) > 15
+    assert not {(name, action.dest) for name, sub in commands.items() for action in sub._actions if not action.help}
+
+
+def test_import_says_what_of_an_h5ad_is_read(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["import", "--help"])
+    assert "of an .h5ad X is read, or the path after ::, as in cells.h5ad::layers/counts" in words_of(capsys)
+
+
+def words_of(capsys) -> str:
+    """Return what was printed, however it was cut into lines."""
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_help_loads_nothing_heavy():
     code = "import sys, spdist.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
     code += "sys.exit(bool({'numpy', 'zarr', 'dask', 'numba', 'rich'} & set(sys.modules)))"
@@ -81,6 +99,24 @@ def test_whole_tour(tmp_path):
     wrong = spdist("verify", tmp_path / "A.zarr", tmp_path / "A.zarr", tmp_path / "A.zarr")
     assert wrong.returncode == 1
     assert wrong.stdout.startswith("FALSE: ")
+
+
+def test_verify_takes_the_transposes_of_multiply(tmp_path):
+    m = random_matrix(60, 90, 6, 1)
+    a = api.save(tmp_path / "A.zarr", m)
+    for words in (("--transpose-b",), ("--transpose-a", "--top-n", "3")):
+        c = ("multiply", a.url, a.url, tmp_path / "C.zarr", *words, "--overwrite")
+        assert spdist(*c).returncode == 0
+        before = files(tmp_path)
+        done = spdist("verify", *c[1:4], *words)
+        assert (done.returncode, done.stdout[:10]) == (0, "verified: ")
+        assert files(tmp_path) == before
+    assert not api.verify(a, a.T, api.save(tmp_path / "D.zarr", m @ m.T + sp.eye_array(60))).ok
+    before = files(tmp_path)
+    assert "for A @ A.T pass transpose_b (--transpose-b)" in refused("verify", a.url, a.url, tmp_path / "C.zarr")
+    words = ("verify", a.url, a.url, tmp_path / "C.zarr", "--transpose-a", "--transpose-b")
+    assert "shapes do not fit: A is 90 x 60 and B is 90 x 60" in refused(*words)
+    assert files(tmp_path) == before
 
 
 def test_tables_for_people(tmp_path):
@@ -237,6 +273,7 @@ def test_running_scheduler_from_the_command_line(tmp_path):
         (["multiply", "A", "B", "C", "--memry-limit", "1"], "did you mean --memory-limit?"),
         (["multiply", "A", "B", "C", "--memory", "1GiB"], "unrecognized arguments: --memory 1GiB"),  # no abbreviations
         (["multiply", "A", "B"], "required: C (see spdist multiply --help)"),
+        (["shortest-paths", "A", "D", "--sources", "0;1"], "'0;1' is not a list of vertices: write numbers"),
         (["plan", "A", "B", "--zzz"], "unrecognized arguments: --zzz (see"),
         (["completion", "fish"], "'fish'"),
     ],

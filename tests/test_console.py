@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
+import scipy.sparse as sp
 from rich.console import Console
 
 from spdist import cli
@@ -52,7 +54,7 @@ def test_the_time_left_begins_with_what_was_expected(monkeypatch):
     screen = io.StringIO()
     shown = Console(file=screen, force_terminal=True, soft_wrap=True, width=200)
     monkeypatch.setattr(console, "_console", lambda stderr: shown)
-    monkeypatch.setattr(console.time, "monotonic", iter([50.0, 60.0]).__next__)
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=iter([50.0, 60.0]).__next__))
     with console.RunDisplay(quiet=False) as display:
         display.callbacks.heard({"what": "start", "content": {"expected": 100.0}})
         display.callbacks.progress(Progress(1, 8, 10, 80, 99, multiplied=10, work=80))
@@ -73,6 +75,20 @@ def test_warnings_leave_json_alone(tmp_path, capsys, monkeypatch, scheduler):
     shown = capsys.readouterr()
     assert json.loads(shown.out)["blocks"] == 1
     assert "spdist: warning: said" in shown.err.splitlines()
+
+
+def test_one_block_and_one_entry_are_singular(tmp_path, capsys):
+    api.save(tmp_path / "A.zarr", sp.eye_array(1).tocsr())
+    place = str(tmp_path / "A.zarr")
+    assert cli.main(["plan", place, place]) == 0
+    assert "1 product, about 1 entry in C" in capsys.readouterr().out
+    assert cli.main(["multiply", place, place, str(tmp_path / "C.zarr"), "--verify", "--engine", "scipy"]) == 0
+    said = capsys.readouterr().out
+    assert "C.zarr: 1 entry in " in said
+    assert " s, 1 block, engine scipy" in said
+    assert "in all 1 row within" in said
+    assert cli.main(["check", place]) == 0
+    assert "nothing is wrong, 1 entry, 3 Zarr chunks read" in capsys.readouterr().out
 
 
 def test_facts_go_on_below_their_values(capsys, monkeypatch):

@@ -44,6 +44,22 @@ def test_an_unknown_keyword_is_named(name):
         getattr(spdist, name)(*operands.get(name, ["A", "B", "C"][: 2 if name == "plan" else 3]), top=3)
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("verify", "check"), ("normalize", "epilogue"), ("memory_limt", "memory_limit"), ("transposeb", "transpose_b")],
+)
+def test_the_nearest_keyword_is_named(given, meant):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{given}'; did you mean '{meant}'"):
+        spdist.multiply("A", "B", "C", **{given: True})
+
+
+def test_the_name_on_the_command_line_is_named_where_there_is_one():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'verify'; did you mean 'check'"):
+        spdist.similarity("A", "C", verify=True)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'verify'$"):
+        spdist.plan("A", "B", verify=True)
+
+
 def test_every_keyword_has_a_value_that_takes_it():
     taken = {name for kind in options.VALUES for name in kind.__dataclass_fields__} | set(options.CHECK_DEFAULTS)
     assert {keyword for keywords in CALLS.values() for keyword in keywords.__annotations__} <= taken

@@ -103,7 +103,8 @@ def check_matrix(place: str, a: Any) -> Any:
 
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    return f"{result['iterations']:,} iterations in {result['seconds']:.2f} s to {result['relative_residual']:.1e} |b|"
+    iterations = jobs.counted(result["iterations"], "iteration")
+    return f"{iterations} in {result['seconds']:.2f} s to {result['relative_residual']:.1e} |b|"
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)

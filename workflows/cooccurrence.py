@@ -37,6 +37,7 @@ class Job(job_file.ProductJob):
     top_n: int | None = None
     triangle: str | None = None
     verify: bool = True
+    steal: bool = False
 
 
 def measure_of(value: object) -> str:
@@ -60,6 +61,7 @@ READERS = {
     "top_n": job_file.count,
     "triangle": job_file.text_of,
     "verify": job_file.flag,
+    "steal": job_file.flag,
     **job_file.PRODUCT,
 }
 
@@ -81,13 +83,13 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     options = {"measure": job.measure, "threshold": job.threshold, "top_n": job.top_n, "triangle": job.triangle}
-    options |= {"check": job.verify, "resume": job.resume, "callbacks": log.callbacks()}
+    options |= {"check": job.verify, "resume": job.resume, "steal": job.steal, "callbacks": log.callbacks()}
     return spdist.cooccurrence(job.a, job.out, **options, **job.where()).to_json()
 
 
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    return jobs.product_summary(result, "pairs")
+    return jobs.product_summary(result, "pair")
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)

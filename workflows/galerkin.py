@@ -27,6 +27,7 @@ class Job(job_file.ProductJob):
     a: str
     p: str
     r: str | None = None
+    steal: bool = False
 
 
 READERS = {
@@ -34,6 +35,7 @@ READERS = {
     "p": job_file.text_of,
     "r": job_file.text_of,
     "out": job_file.text_of,
+    "steal": job_file.flag,
     **job_file.PRODUCT,
 }
 
@@ -56,7 +58,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
     with job_matrices.scratch(job.out, "r") as (place,):
         r = spdist.transpose(job.p, place) if job.r is None else spdist.open(job.r)
-        c = spdist.multi_matmul([r, job.a, job.p], job.out, resume=job.resume, **job.where())
+        c = spdist.multi_matmul([r, job.a, job.p], job.out, resume=job.resume, steal=job.steal, **job.where())
     a = spdist.open(job.a)
     return {"rows": c.nrows, "nnz": c.nnz, "rows_of_a": a.nrows, "nnz_of_a": a.nnz}
 
@@ -65,8 +67,8 @@ def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
     share = result["nnz"] / max(result["nnz_of_a"], 1)
     return (
-        f"{result['rows_of_a']:,} rows became {result['rows']:,}, with {result['nnz']:,} entries, {share:.2f} times as "
-        f"many as before"
+        f"{jobs.counted(result['rows_of_a'], 'row')} became {result['rows']:,}, with "
+        f"{jobs.counted(result['nnz'], 'entry')}, {share:.2f} times as many as before"
     )
 
 

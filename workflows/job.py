@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from job_file import Job, JobError, read_mapping, split_setting
+from job_file import DEFAULT_LIMIT, Job, JobError, read_mapping, split_setting
 from job_places import check_places, check_workers
 
 STOPPED = 75
@@ -149,6 +149,18 @@ def read_value(workflow: Workflow, key: str, value: object) -> Any:
         raise JobError(f"{key}: {value!r} {error}") from None
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words, the noun, which is given in the singular, in the plural unless it is 1.
+
+    Examples
+    --------
+    >>> counted(1, "block"), counted(1234, "dense block"), counted(2, "entry")
+    ('1 block', '1,234 dense blocks', '2 entries')
+    """
+    plurals = {"entry": "entries", "vertex": "vertices"}
+    return f"{count:,} {noun if count == 1 else plurals.get(noun, f'{noun}s')}"
+
+
 def say(text: str) -> None:
     """Write one line with its time."""
     print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, flush=True)
@@ -179,7 +191,7 @@ class Log:
         return spdist.Callbacks(
             resumed=lambda durable: say(f"resuming by the stored plan: {durable} are there already"),
             planned=lambda plan: say(
-                f"{plan.expansion:,} products in a grid of {' x '.join(map(str, plan.grid.values()))}"
+                f"{counted(plan.expansion, 'product')} in a grid of {' x '.join(map(str, plan.grid.values()))}"
             ),
             started=lambda link: say(f"workers are ready; dashboard: {link}"),
             progress=self.progress,
@@ -190,8 +202,8 @@ class Log:
         """Take note of a run's progress."""
         self.latest = asdict(now)
         self.tell(
-            f"{now.blocks:,} of {now.blocks_total:,} blocks, {now.products / max(now.products_total, 1):.0%} of the "
-            f"products, {now.nnz:,} entries of C"
+            f"{now.blocks:,} of {counted(now.blocks_total, 'block')}, "
+            f"{now.products / max(now.products_total, 1):.0%} of the products, {counted(now.nnz, 'entry')} of C"
         )
 
     def stop_if_asked(self) -> None:
@@ -304,15 +316,15 @@ def product_summary(result: dict[str, Any], what: str) -> str:
     result : dict
         JSON form of a `spdist.Report`.
     what : str
-        What the entries of C are, in the plural.
+        What an entry of C is.
 
     Returns
     -------
     str
     """
     checked = f"; verified: {result['verification']['reason']}" if result["verification"] else ""
-    took = f"{result['blocks']:,} blocks, {result['seconds']:.1f} s"
-    return f"{result['state']}: {result['nnz']:,} {what}, {took}{checked}"
+    took = f"{counted(result['blocks'], 'block')}, {result['seconds']:.1f} s"
+    return f"{result['state']}: {counted(result['nnz'], what)}, {took}{checked}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -364,6 +376,14 @@ def main(workflow: Workflow, argv: Sequence[str] | None = None) -> int:
         return STOPPED
 
 
+def limit_in_words(job: Job) -> str:
+    """Return how much memory a worker may take."""
+    if job.memory_limit is not None:
+        return f"{job.memory_limit} per worker"
+    on_gpus = getattr(job, "engine", None) in ("cuda", "hybrid")
+    return "0.9 of the free memory of each GPU" if on_gpus else f"{DEFAULT_LIMIT} per worker"
+
+
 def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
     """Check the job file, run it, and write the report.
 
@@ -385,7 +405,7 @@ def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
         print(f"{args.job}: {error}", file=sys.stderr)
         return 2
     operands = " and ".join(getattr(job, key) for key in workflow.matrices if getattr(job, key) is not None)
-    say(f"{operands} to {job.out}, {job.memory_limit} a worker")
+    say(f"{operands} to {job.out}, {limit_in_words(job)}")
     log = Log()
     code, end = run_to_exit(workflow, job, log)
     if code == 2:

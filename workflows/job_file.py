@@ -13,6 +13,9 @@ from typing import Any
 
 import yaml
 
+DEFAULT_LIMIT = "2GiB"
+"""Memory of a worker on CPUs if a job has no memory_limit."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -24,8 +27,8 @@ class Job:
         Where the result goes.
     report : str
         Where the report goes.
-    memory_limit : int or str
-        Bytes of each worker.
+    memory_limit : int or str or None
+        Bytes of each worker; None for spdist's choice.
     workers : int or None
         Processes on this machine.
     scheduler, scheduler_file : str or None
@@ -36,7 +39,7 @@ class Job:
 
     out: str
     report: str
-    memory_limit: int | str = "2GiB"
+    memory_limit: int | str | None = None
     workers: int | None = None
     scheduler: str | None = None
     scheduler_file: str | None = None

@@ -40,6 +40,7 @@ class Job(job_file.WholeProductJob):
     recover_percent: float = 90.0
     steps: int = 10_000
     labels: str | None = None
+    steal: bool = False
 
 
 def power(value: object) -> float:
@@ -76,6 +77,7 @@ READERS = {
     "recover_percent": job_file.number,
     "steps": job_file.count,
     "labels": job_file.text_of,
+    "steal": job_file.flag,
     **job_file.WHOLE_PRODUCT,
 }
 
@@ -103,9 +105,9 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
         log.stop_if_asked()
-        jobs.say(f"step {step}: {facts['entries']:,} entries, chaos {facts['chaos']:.1e}")
+        jobs.say(f"step {step}: {jobs.counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.1e}")
 
-    names = ("inflation", "pre_inflation", "prune", "select", "recover", "recover_percent", "labels", "resume")
+    names = ("inflation", "pre_inflation", "prune", "select", "recover", "recover_percent", "labels", "resume", "steal")
     options = {name: getattr(job, name) for name in names} | {"maxiter": job.steps, "overwrite": True}
     options |= {"on_step": on_step, "callbacks": log.callbacks()}
     facts = spdist.markov_clustering(job.a, job.out, **options, **job.where()).summary()
@@ -119,8 +121,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
     return (
-        f"{result['clusters']:,} clusters after {result['steps']} steps: the largest has {result['largest']:,} "
-        f"vertices, {result['alone']:,} have one"
+        f"{jobs.counted(result['clusters'], 'cluster')} after {jobs.counted(result['steps'], 'step')}: the largest has "
+        f"{jobs.counted(result['largest'], 'vertex')}; {result['alone']:,} with one"
     )
 
 

@@ -135,7 +135,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    return jobs.product_summary(result, "dense blocks" if result["block_size"] else "entries")
+    return jobs.product_summary(result, "dense block" if result["block_size"] else "entry")
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a", "b", "mask"), lambda *job: run(*job), summary)

@@ -73,7 +73,9 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
     first = result["top"][0]
-    return f"{result['iterations']:,} iterations in {result['seconds']:.2f} s; node {first['node']} is first"
+    return (
+        f"{jobs.counted(result['iterations'], 'iteration')} in {result['seconds']:.2f} s; node {first['node']} is first"
+    )
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)

@@ -33,6 +33,7 @@ class Job(job_file.WholeProductJob):
     a: str
     sources: list[int] | None = None
     hops: int | None = None
+    steal: bool = False
 
 
 def vertices_of(value: object) -> list[int]:
@@ -52,6 +53,7 @@ READERS = {
     "a": job_file.text_of,
     "sources": vertices_of,
     "hops": job_file.count,
+    "steal": job_file.flag,
     **job_file.WHOLE_PRODUCT,
 }
 
@@ -77,17 +79,19 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     def on_step(step: int, facts: dict[str, Any]) -> None:
         log.stop_if_asked()
         steps.append(step)
-        jobs.say(f"step {step}: paths of at most {facts['hops']:,} hops, {facts['pairs']:,} pairs")
+        hops, pairs = jobs.counted(facts["hops"], "hop"), jobs.counted(facts["pairs"], "pair")
+        jobs.say(f"step {step}: paths of at most {hops}, {pairs}")
 
     options = {"sources": job.sources, "hops": job.hops, "on_step": on_step, "callbacks": log.callbacks()}
-    options |= {"resume": job.resume, "overwrite": True}
+    options |= {"resume": job.resume, "overwrite": True, "steal": job.steal}
     found = spdist.shortest_paths(job.a, job.out, **options, **job.where())
     return {"steps": steps[-1] if steps else 0, "pairs": found.nnz, "vertices": found.ncols}
 
 
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    return f"{result['pairs']:,} pairs have a path, of {result['vertices']:,} vertices, after {result['steps']} steps"
+    pairs, vertices = jobs.counted(result["pairs"], "pair"), jobs.counted(result["vertices"], "vertex")
+    return f"paths between {pairs} of {vertices}, after {jobs.counted(result['steps'], 'step')}"
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)

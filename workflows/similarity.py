@@ -27,7 +27,22 @@ class Job(job_file.ProductJob):
     a: str
     top_n: int = 10
     threshold: float = 0.0
+    metric: str = "cosine"
     verify: bool = True
+    steal: bool = False
+
+
+def metric_of(value: object) -> str:
+    """Accept the metrics there are.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
+    if value not in ("cosine", "inner_product"):
+        raise ValueError("is no metric; write cosine or inner_product")
+    return str(value)
 
 
 READERS = {
@@ -35,7 +50,9 @@ READERS = {
     "out": job_file.text_of,
     "top_n": job_file.count,
     "threshold": job_file.number,
+    "metric": metric_of,
     "verify": job_file.flag,
+    "steal": job_file.flag,
     **job_file.PRODUCT,
 }
 
@@ -56,14 +73,15 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """
     import spdist
 
-    options = {"top_n": job.top_n, "threshold": job.threshold, "check": job.verify, "resume": job.resume}
+    options = {"top_n": job.top_n, "threshold": job.threshold, "metric": job.metric}
+    options |= {"check": job.verify, "resume": job.resume, "steal": job.steal}
     report = spdist.similarity(job.a, job.out, **options, **job.where(), callbacks=log.callbacks())
     return report.to_json()
 
 
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    return jobs.product_summary(result, "neighbours")
+    return jobs.product_summary(result, "neighbour")
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)

@@ -64,7 +64,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
 def summary(result: dict[str, Any]) -> str:
     """Return a result in a line."""
-    return f"{result['triangles']:,} triangles of {result['vertices']:,} vertices and {result['edges']:,} edges"
+    of = f"{jobs.counted(result['vertices'], 'vertex')} and {jobs.counted(result['edges'], 'edge')}"
+    return f"{jobs.counted(result['triangles'], 'triangle')} of {of}"
 
 
 WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)

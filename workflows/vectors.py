@@ -76,10 +76,10 @@ def square_matrix(key: str, job: Job) -> Any:
     import spdist
 
     a = job_matrices.square(key, spdist.open(getattr(job, key)))
-    if a.nbytes > parse_bytes(job.memory_limit):
+    limit = job_file.DEFAULT_LIMIT if job.memory_limit is None else job.memory_limit
+    if a.nbytes > parse_bytes(limit):
         raise spdist.InputError(
-            f"{key}: {a.url} takes {a.nbytes / 2**20:,.0f} MiB in memory, more than memory_limit={job.memory_limit}: "
-            f"raise it"
+            f"{key}: {a.url} takes {a.nbytes / 2**20:,.0f} MiB in memory, more than memory_limit={limit}: raise it"
         )
     return a.rows(0, a.nrows).to_scipy()
 
@@ -141,7 +141,8 @@ def finish(job: Job, found: Any, what: str) -> dict[str, Any]:
         np.save(file, found.x)
     facts = {"iterations": found.iterations, "seconds": found.seconds, "residual": found.residual}
     if not found.converged:
+        after = jobs.counted(found.iterations, "iteration")
         raise jobs.ConvergenceError(
-            f"not converged: {what} is {found.residual:.1e} after {found.iterations:,} iterations; raise maxiter", facts
+            f"not converged: {what} is {found.residual:.1e} after {after}; raise maxiter", facts
         )
     return {**facts, "converged": True}

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
-from spdist.foundation.units import parse_bytes
+from spdist.foundation.units import counted, parse_bytes
 from spdist.inmemory.host_operands import scipy_like
 from spdist.inmemory.spgemm import spgemm
 from spdist.jobs.chain_order import Chain, Order, first_of, last_of, parts_of, plan_chain
@@ -116,7 +116,7 @@ def multiply_chain(
         As `multi_matmul`.
     """
     if len(matrices) < 2:
-        raise InputError(f"a chain of {len(matrices)} matrices: pass two at least")
+        raise InputError(f"a chain of {counted(len(matrices), 'matrix')}: pass two at least")
     in_memory = {bool(sp.issparse(m)) for m in matrices}
     if len(in_memory) > 1:
         raise InputError("some matrices are in memory and others stored: store all with spdist.save, or open all")

@@ -468,8 +468,11 @@ def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **keywords: Unpack[Verif
     Parameters
     ----------
     a, b, c : path, URL or StoredMatrix
+        A and B also ``a.T``.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
         As C was made by `multiply`.
+    transpose_a, transpose_b : bool
+        As C was made by `multiply`. A transposed copy lies next to C for as long as the check runs.
     vectors : int
         Random vectors of Freivalds' check; plain products only.
     seed : int
@@ -487,7 +490,8 @@ def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **keywords: Unpack[Verif
     Raises
     ------
     InputError
-        If matrices or options do not fit, or C was made by columns, with an axis of 0.
+        If matrices or options do not fit, or C was made by columns, with an axis of 0; with transposes, if a run writes
+        C or nothing may be written next to it.
     CorruptError
         If a Zarr chunk is missing or altered.
 

@@ -17,7 +17,7 @@ from spdist.applications.walks import COPIES, Pruning, most_bytes
 from spdist.applications.walks_in_memory import fit_on_gpu
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.engines import GPU_ENGINES
-from spdist.foundation.units import parse_bytes
+from spdist.foundation.units import counted, parse_bytes
 from spdist.matrices.csr import from_scipy
 from spdist.options import DEFAULT_MEMORY_LIMIT, EngineKeywords, ExecutionOptions
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
@@ -143,6 +143,7 @@ def _names(labels: str | Path, matrix: Any) -> Sequence[str]:
     names = text.removesuffix("\n").split("\n") if text else []
     if len(names) != matrix.shape[0]:
         raise InputError(
-            f"labels={str(labels)!r} has {len(names):,} lines, and {name_of(matrix)} {matrix.shape[0]:,} vertices"
+            f"labels={str(labels)!r} has {counted(len(names), 'line')}, and {name_of(matrix)} "
+            f"{counted(matrix.shape[0], 'vertex')}"
         )
     return names

@@ -13,7 +13,7 @@ from spdist.api import products as api
 from spdist.applications.operands import check_square, check_values, copy_of, mode_of, opened, parts, place_of_result
 from spdist.applications.steps import OnStep, Steps, held, ignore_step, kept_workers
 from spdist.errors import InputError
-from spdist.foundation.units import check_count
+from spdist.foundation.units import check_count, counted
 from spdist.jobs.by_rows import put_in_place
 from spdist.jobs.report import Callbacks
 from spdist.matrices.csr import CSR, from_scipy
@@ -111,9 +111,11 @@ def _check_sources(sources: Sequence[int] | None, n: int) -> None:
     if sources is None:
         return
     if not len(sources) or not all(isinstance(one, int | np.integer) for one in sources):
-        raise InputError(f"sources={sources!r} are no vertices: name some, counted from 0, for instance [0, 17]")
+        raise InputError(
+            f"sources={sources!r} is not a list of vertices: name some, counted from 0, for instance [0, 17]"
+        )
     if wrong := [one for one in sources if not 0 <= one < n]:
-        raise InputError(f"sources: vertex {wrong[0]} of a graph of {n:,} vertices, which are counted from 0")
+        raise InputError(f"sources: vertex {wrong[0]} of a graph of {counted(n, 'vertex')}; they are counted from 0")
 
 
 def _schedule(sources: Sequence[int] | None, hops: int | None) -> Iterator[tuple[int, bool]]:

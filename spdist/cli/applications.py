@@ -8,9 +8,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from spdist.cli.options import STEAL, add_engine_options, add_scheduler_options, add_workers, count_of
-from spdist.cli.verbs import Verbs, print_json, security_of
+from spdist.cli.verbs import GRAPH, MATRIX, PRODUCT, Verbs, print_json, security_of
 from spdist.errors import InputError
 from spdist.foundation import phases
+from spdist.foundation.units import counted
 
 WALKS = {"host": "in memory", "gpu": "on the GPU", "storage": "in storage"}
 """Where walks of Markov clustering were, in words."""
@@ -23,26 +24,30 @@ SCHEMES = {
 
 def add_application_verbs(verbs: Verbs) -> None:
     """Add the verbs of applications."""
-    sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", "a", "c")
+    sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", a=MATRIX, c=PRODUCT)
     sub.add_argument("--top-n", type=count_of, default=10, metavar="N", help="rows kept for each row, by default 10")
     sub.add_argument("--threshold", type=float, default=0.0, metavar="X", help="keep similarities from X up")
     sub.add_argument("--metric", default="cosine", help="cosine (default) or inner_product")
     _add_stored(sub)
-    sub = verbs.add("cooccurrence", _cooccurrence, "the rows that columns share: A.T @ A, counted", "a", "c")
+    text = "for each pair of columns, count the rows that have both: A.T @ A"
+    sub = verbs.add("cooccurrence", _cooccurrence, text, a=MATRIX, c=PRODUCT)
     sub.add_argument("--measure", default="count", help="count (default), or pmi: pointwise mutual information")
     sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
     sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
     sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
     _add_stored(sub)
-    sub = verbs.add("triangles", _triangles, "count the triangles of a graph", "graph")
+    sub = verbs.add("triangles", _triangles, "count the triangles of a graph", graph=GRAPH)
     sub.add_argument("--folder", help="for a copy of the edges; all workers must see it")
     _add_where(sub)
-    sub = verbs.add("shortest-paths", _shortest_paths, "lengths of shortest paths of a graph", "graph", "d")
+    text = "lengths of shortest paths of a graph"
+    lengths = "where the lengths go, a matrix in Zarr, path or URL"
+    sub = verbs.add("shortest-paths", _shortest_paths, text, graph=GRAPH, d=lengths)
     sub.add_argument("--sources", type=_vertices, metavar="I,J,...", help="vertices to start from, by default all")
     sub.add_argument("--hops", type=count_of, metavar="N", help="most edges of a path")
     _add_steps(sub, "D")
     _add_where(sub)
-    sub = verbs.add("pagerank", _pagerank, "rank the nodes of a graph; ranks go to a .npy file", "graph", "ranks")
+    text = "rank the nodes of a graph; ranks go to a .npy file"
+    sub = verbs.add("pagerank", _pagerank, text, graph=GRAPH, ranks=".npy file to write")
     sub.add_argument("--damping", type=float, default=0.85, help="chance to follow a link, by default 0.85")
     sub.add_argument("--tolerance", type=float, default=1e-10, help="total change of ranks that ends it")
     sub.add_argument("--maxiter", type=count_of, default=1000, metavar="N", help="most iterations")
@@ -55,22 +60,23 @@ def add_application_verbs(verbs: Verbs) -> None:
 
 def _add_clustering(verbs: Verbs) -> None:
     text = "clusters of a graph by Markov clustering, as mcl: GRAPH is a list of edges (.abc) or a matrix"
-    sub = verbs.add("markov-clustering", _markov_clustering, text, "graph")
-    sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help="text, one cluster a line")
+    graph = f"list of edges (.abc, .tsv, .csv), or {MATRIX}"
+    sub = verbs.add("markov-clustering", _markov_clustering, text, graph=graph)
+    sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help="text file, one cluster per line")
     sub.add_argument("-I", dest="inflation", type=float, default=2.0, metavar="X", help="inflation, by default 2.0")
     sub.add_argument("-pi", dest="pre_inflation", type=float, metavar="X", help="raise weights to this power first")
     sub.add_argument("-scheme", type=int, choices=SCHEMES, default=6, help="sets -P, -S and -R together, by default 6")
     sub.add_argument("-P", dest="prune", type=int, metavar="N", help="drop values below 1/N")
-    sub.add_argument("-S", dest="select", type=int, metavar="N", help="keep the N largest values of a walk")
-    sub.add_argument("-R", dest="recover", type=int, metavar="N", help="keep up to N values where too little is left")
-    sub.add_argument(
-        "-pct", dest="recover_percent", type=float, default=90.0, metavar="X", help="that is too little, by default 90"
-    )
+    text = "keep the N largest values of a row (mcl's column)"
+    sub.add_argument("-S", dest="select", type=int, metavar="N", help=text)
+    text = "if pruning leaves less than -pct percent of a row, take back up to N of its largest values"
+    sub.add_argument("-R", dest="recover", type=int, metavar="N", help=text)
+    text = "percent of a row's sum below which -R recovers, by default 90"
+    sub.add_argument("-pct", dest="recover_percent", type=float, default=90.0, metavar="X", help=text)
     sub.add_argument("-te", dest="threads", type=count_of, metavar="N", help="CPUs to use, by default all")
     sub.add_argument("--abc", action="store_true", help="GRAPH is a list of edges, whatever its name")
-    sub.add_argument(
-        "--labels", metavar="FILE", help="names of the vertices of a matrix, one a line; by default of its rows"
-    )
+    text = "names of the vertices of a matrix, one per line; by default of its rows"
+    sub.add_argument("--labels", metavar="FILE", help=text)
     sub.add_argument("--maxiter", type=count_of, default=10_000, metavar="N", help="most steps")
     _add_steps(sub, "CLUSTERS")
     _add_where(sub)
@@ -103,7 +109,7 @@ def _vertices(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' are no vertices: write numbers, as in 0,17") from None
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of vertices: write numbers, as in 0,17") from None
 
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:
@@ -150,7 +156,8 @@ def _triangles(args: argparse.Namespace) -> int:
     with console.RunDisplay(quiet=args.json) as shown:
         found = triangles(args.graph, folder=args.folder, callbacks=shown.callbacks, **where)
     if not args.json:
-        console.line(f"{found.triangles:,} triangles of {found.vertices:,} vertices and {found.edges:,} edges")
+        of = f"{counted(found.vertices, 'vertex')} and {counted(found.edges, 'edge')}"
+        console.line(f"{counted(found.triangles, 'triangle')} of {of}")
     return print_json(asdict(found), args)
 
 
@@ -163,12 +170,14 @@ def _shortest_paths(args: argparse.Namespace) -> int:
     def on_step(step: int, facts: dict[str, Any]) -> None:
         steps.append(step)
         if not args.json:
-            console.line(f"step {step}: paths of at most {facts['hops']:,} hops, {facts['pairs']:,} pairs")
+            hops, pairs = counted(facts["hops"], "hop"), counted(facts["pairs"], "pair")
+            console.line(f"step {step}: paths of at most {hops}, {pairs}")
 
     given = {"sources": args.sources, "hops": args.hops, "on_step": on_step}
     found = shortest_paths(args.graph, args.d, **given, **_where(args), **_target(args))
     if not args.json:
-        console.line(f"{found.nnz:,} pairs have a path, of {found.ncols:,} vertices; their lengths are in {args.d}")
+        pairs, vertices = counted(found.nnz, "pair"), counted(found.ncols, "vertex")
+        console.line(f"paths between {pairs} of {vertices}; their lengths are in {args.d}")
     return print_json({"steps": len(steps), "pairs": found.nnz, "vertices": found.ncols}, args)
 
 
@@ -183,7 +192,7 @@ def _markov_clustering(args: argparse.Namespace) -> int:
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
         if not args.json:
-            console.line(f"step {step}: {facts['entries']:,} entries, chaos {facts['chaos']:.2g}")
+            console.line(f"step {step}: {counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.2g}")
 
     numbers: dict[str, Any] = dict(zip(("prune", "select", "recover"), SCHEMES[args.scheme], strict=True))
     numbers |= {name: value for name in numbers if (value := getattr(args, name)) is not None}
@@ -193,10 +202,9 @@ def _markov_clustering(args: argparse.Namespace) -> int:
         found = markov_clustering(args.graph, args.out, **given, **numbers, **_where(args), **_target(args))
     facts = found.summary()
     if not args.json:
-        console.line(
-            f"{facts['clusters']:,} clusters after {facts['steps']} steps {WALKS[found.place]}, in {args.out}: the "
-            f"largest has {facts['largest']:,} vertices, {facts['alone']:,} have one"
-        )
+        after = f"{counted(facts['clusters'], 'cluster')} after {counted(facts['steps'], 'step')} {WALKS[found.place]}"
+        sizes = f"the largest has {counted(facts['largest'], 'vertex')}; {facts['alone']:,} with one"
+        console.line(f"{after}, in {args.out}: {sizes}")
         if not found.converged:
             console.warning(f"walks still change, chaos {found.chaos:.2g}: raise --maxiter")
     print_json(facts | {"phases": clock.seconds()}, args)
@@ -223,7 +231,8 @@ def _pagerank(args: argparse.Namespace) -> int:
     best = np.argsort(-found.x, kind="stable")[:10]
     facts["top"] = [{"node": int(node), "rank": float(found.x[node])} for node in best]
     if not args.json:
-        console.line(f"{found.iterations:,} iterations in {found.seconds:.2f} s; ranks are in {args.ranks}; the first:")
+        done = f"{counted(found.iterations, 'iteration')} in {found.seconds:.2f} s"
+        console.line(f"{done}; ranks are in {args.ranks}; the first:")
         for one in facts["top"]:
             console.line(f"  {one['node']:>12,}  {one['rank']:.3e}")
     print_json(facts, args)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spdist.cli.facts import entries_in_words
 from spdist.foundation.display import Part, Table, print_parts
-from spdist.foundation.units import format_bytes
+from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.report import Callbacks
 from spdist.scheduler.dashboard.pace import Pace
 from spdist.scheduler.planner.plan import Plan
@@ -163,7 +163,7 @@ class RunDisplay:
         self.pace.add(clock, now.multiplied, now.written, now.work)
         elapsed = clock - self.pace.begun
         rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
-        text = f"{now.blocks:,}/{now.blocks_total:,} blocks, {now.nnz:.2e} {self.entries}, {rate}"
+        text = f"{now.blocks:,}/{counted(now.blocks_total, 'block')}, {now.nnz:.2e} {self.entries}, {rate}"
         left = self.pace.left(clock)
         said, total = "" if left is None else left.in_words, max(now.products_total, 1)
         self.bar.update(self.task, completed=now.products, total=total, rate=text, left=said)
@@ -217,9 +217,9 @@ def check_lines(found: MatrixCheck) -> None:
     """Print what is wrong with a stored matrix, a line each, or that nothing is."""
     for problem in found.problems:
         _console().print(problem, markup=False, soft_wrap=True)
-    read = f"{found.nchunks:,} Zarr chunks read in {found.seconds:.2f} s"
+    read = f"{counted(found.nchunks, 'Zarr chunk')} read in {found.seconds:.2f} s"
     if found.ok:
         seal = "" if found.sealed else "; it has no seal, so altered values and swapped Zarr chunks may go unseen"
-        line(f"{found.matrix}: nothing is wrong, {found.nnz:,} entries, {read}{seal}")
+        line(f"{found.matrix}: nothing is wrong, {counted(found.nnz, 'entry')}, {read}{seal}")
     else:
-        line(f"{found.matrix}: {found.count:,} {'problem' if found.count == 1 else 'problems'}, {read}")
+        line(f"{found.matrix}: {counted(found.count, 'problem')}, {read}")

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from spdist.cli.facts import show_facts
-from spdist.cli.options import add_generate, add_overwrite, block_size
-from spdist.cli.verbs import Verbs, mode_of, print_json
+from spdist.cli.options import TARGET, add_generate, add_overwrite, block_size
+from spdist.cli.verbs import MATRIX, Verbs, mode_of, print_json
 from spdist.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,39 +23,41 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     command : str, optional
         The verb that was chosen.
     """
-    sub = verbs.add(
-        "import", _import, "convert .mtx, .npz, .h5ad, .abc, .tsv or .csv to a matrix in Zarr", "source", "target"
-    )
+    text = "convert .mtx, .npz, .h5ad, .abc, .tsv or .csv to a matrix in Zarr"
+    source = "file, path or URL; of an .h5ad X is read, or the path after ::, as in cells.h5ad::layers/counts"
+    sub = verbs.add("import", _import, text, source=source, target=TARGET)
     add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
     text = "vertices of .abc, .tsv or .csv have names; store them with the matrix"
     sub.add_argument("--names", action="store_true", help=text)
-    text = "as --names, and list the names in FILE too, one a line in the order of rows"
+    text = "as --names, and list the names in FILE too, one per line in the order of rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
     text = "edges of .abc, .tsv or .csv in one place: their sum (default), the largest (max) or the first"
     sub.add_argument("--duplicates", choices=("sum", "max", "first"), default="sum", help=text)
-    sub = verbs.add("export", _export, "convert a matrix in Zarr to .mtx, .npz or binsparse", "source", "target")
+    text = "convert a matrix in Zarr to .mtx, .npz or binsparse"
+    target = "file to write; for binsparse a folder or URL"
+    sub = verbs.add("export", _export, text, source=MATRIX, target=target)
     sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
     add_overwrite(sub)
-    sub = verbs.add("transpose", _transpose, "write the transpose of a matrix", "source", "target")
+    sub = verbs.add("transpose", _transpose, "write the transpose of a matrix", source=MATRIX, target=TARGET)
     add_overwrite(sub)
-    sub = verbs.add(
-        "symmetrize", _symmetrize, "write the whole of a symmetric matrix from its upper triangle", "source", "target"
-    )
+    text = "write the whole of a symmetric matrix from its upper triangle"
+    sub = verbs.add("symmetrize", _symmetrize, text, source=f"upper triangle: {MATRIX}", target=TARGET)
     sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
     add_overwrite(sub)
     text = "shape, dtype, entries, row lengths, bytes and state of a matrix; or, with --machine, rates of this machine"
     sub = verbs.add("info", _info, text)
-    sub.add_argument("matrix", metavar="MATRIX", nargs="?")
+    sub.add_argument("matrix", metavar="MATRIX", nargs="?", help=f"{MATRIX}; none with --machine")
     sub.add_argument("--machine", action="store_true", help="measure this machine, for predictions; some seconds")
     sub.add_argument("--folder", help="with --machine: write there meanwhile; by default where temporary files go")
     sub.add_argument("--spy", metavar="FILE.svg", help="also draw where the entries lie")
-    verbs.add("status", _status, "how far a product is: running, stopped or complete, and what to do next", "target")
+    text = "how far a product is: running, stopped or complete, and what to do next"
+    verbs.add("status", _status, text, target="the product, finished or not, path or URL")
     sub = verbs.add("report", _report, "make one HTML file of what multiply --record wrote of one or more runs")
-    sub.add_argument("records", metavar="RUN.jsonl", nargs="+")
-    sub.add_argument("file", metavar="FILE.html")
-    verbs.add("check", _check, "read a matrix whole and name everything that is wrong with it", "matrix")
+    sub.add_argument("records", metavar="RUN.jsonl", nargs="+", help="file that --record named")
+    sub.add_argument("file", metavar="FILE.html", help="HTML file to write")
+    verbs.add("check", _check, "read a matrix whole and name everything that is wrong with it", matrix=MATRIX)
     add_generate(verbs.add("generate", _generate, "write a matrix of a known kind, of any size"), command == "generate")
 
 

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from spdist.errors import InputError, one_line
 
-WORKERS = "processes on this machine, which share its CPUs; by default this one, or one a GPU"
+WORKERS = "worker processes on this machine; by default none besides this one, or one per GPU if there are several"
+TARGET = "where the matrix goes, in Zarr, path or URL"
 STEAL = "take over from a run on another host that writes there and had no heartbeat for a minute"
 
 
@@ -67,7 +68,8 @@ def _edges(text: str) -> list[float]:
     try:
         return [float(edge) for edge in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' are no edges: write numbers that rise, as in 0,0.5,1") from None
+        message = f"'{text}' is not a list of edges: write numbers that rise, as in 0,0.5,1"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def add_overwrite(sub: argparse.ArgumentParser) -> None:
@@ -82,12 +84,10 @@ def add_multiply_options(sub: argparse.ArgumentParser) -> None:
     add_workers(sub)
     add_scheduler_options(sub)
     sub.add_argument("--verify", action="store_true", help="check C at the end")
-    sub.add_argument("--record", metavar="FILE", help="write what each stage of each block took, a JSON object a line")
+    text = "write what each stage of each block took, one JSON object per line"
+    sub.add_argument("--record", metavar="FILE", help=text)
     sub.add_argument("--report", metavar="FILE.html", help="write a report of the run to read in a browser")
-    for name in ("a", "b"):
-        sub.add_argument(
-            f"--transpose-{name}", action="store_true", help=f"multiply by the transpose of {name.upper()}"
-        )
+    add_transposes(sub)
     text = "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied"
     sub.add_argument("--axis", type=int, choices=(0, 1), default=1, help=text)
     mode = sub.add_mutually_exclusive_group()
@@ -96,17 +96,29 @@ def add_multiply_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--steal", action="store_true", help=STEAL)
 
 
+def add_verify_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options of ``verify``."""
+    add_transposes(sub)
+    add_product_options(sub)
+
+
+def add_transposes(sub: argparse.ArgumentParser) -> None:
+    """Add ``--transpose-a`` and ``--transpose-b``."""
+    for name in ("A", "B"):
+        text = f"multiply by the transpose of {name}; a transposed copy lies next to C meanwhile"
+        sub.add_argument(f"--transpose-{name.lower()}", action="store_true", help=text)
+
+
 def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
     """Add the options of ``warm-up``."""
     text = "auto (default) for CPUs; cuda: for the GPU here too"
     sub.add_argument("--engine", default="auto", help=text)
     sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
-    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one a CPU")
+    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one per CPU")
 
 
 def add_reduce_options(sub: argparse.ArgumentParser) -> None:
     """Add the options of ``reduce``."""
-    sub.epilog = "WHAT: sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
     add_bins(sub)
     text = "where to write it; a value for each row or column goes there, or is printed with --json"
     sub.add_argument("--out", metavar="FILE.npy", help=text)
@@ -171,10 +183,11 @@ def add_product_options(sub: argparse.ArgumentParser) -> None:
 
 def add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
     """Add the options of ``generate``; those of the kinds only if that verb was chosen."""
-    sub.add_argument("kind", metavar="KIND")
-    sub.add_argument("target", metavar="TARGET")
-    sub.add_argument("--dtype", default="float64")
-    sub.add_argument("--seed", type=int, default=0)
+    kinds = "one of those below" if chosen else "spdist generate --help lists them"
+    sub.add_argument("kind", metavar="KIND", help=f"kind of the matrix, {kinds}")
+    sub.add_argument("target", metavar="TARGET", help=TARGET)
+    sub.add_argument("--dtype", default="float64", help="of the values, by default float64")
+    sub.add_argument("--seed", type=int, default=0, help="of the random numbers, by default 0")
     add_overwrite(sub)
     if not chosen:
         return  # the kinds import Zarr, which --help does not need

@@ -11,35 +11,39 @@ from spdist.cli.options import (
     add_bins,
     add_multiply_options,
     add_plan_options,
-    add_product_options,
     add_reduce_options,
+    add_verify_options,
     add_warm_up_options,
 )
-from spdist.cli.verbs import Verbs, mode_of, print_json, security_of
+from spdist.cli.verbs import MATRIX, PRODUCT, Verbs, mode_of, print_json, security_of
 from spdist.errors import InputError
 from spdist.foundation import phases
+from spdist.foundation.units import counted
 
 if TYPE_CHECKING:
     from spdist.options import ProductKeywords
 
+REDUCTIONS = "sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
+"""What a product is reduced to."""
 VECTORS = ("row_sums", "column_sums", "row_nnz")
 """Reductions to a value for each row or column of C."""
 
 
 def add_product_verbs(verbs: Verbs) -> None:
     """Add the verbs that plan, compute and verify ``A @ B``."""
-    sub = verbs.add("plan", _plan, "show how A @ B would be cut, and what it takes here; writes nothing", "a", "b")
+    text = "show how A @ B would be cut, and what it takes here; writes nothing"
+    sub = verbs.add("plan", _plan, text, a=MATRIX, b=MATRIX)
     sub.add_argument("--reduce", metavar="WHAT", help="plan spdist reduce WHAT")
     add_bins(sub)
     add_plan_options(sub)
-    add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", "a", "b", "c"))
-    add_reduce_options(
-        verbs.add("reduce", _reduce, "a number or vector of A @ B, which is never whole", "what", "a", "b")
-    )
-    add_product_options(verbs.add("verify", _verify, "check that C is A @ B", "a", "b", "c"))
+    add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", a=MATRIX, b=MATRIX, c=PRODUCT))
+    text = "compute a sum, norm, trace, count or histogram of A @ B without storing it"
+    add_reduce_options(verbs.add("reduce", _reduce, text, what=f"one of {REDUCTIONS}", a=MATRIX, b=MATRIX))
+    product = "product in Zarr, path or URL"
+    add_verify_options(verbs.add("verify", _verify, "check that C is A @ B", a=MATRIX, b=MATRIX, c=product))
     add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
-    verbs.add("cluster-keys", _cluster_keys, text, "folder")
+    verbs.add("cluster-keys", _cluster_keys, text, folder="folder to make for the keys")
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -152,8 +156,8 @@ def _reduce(args: argparse.Namespace) -> int:
         if place is not None:
             with place.open("wb") as file:  # of a name np.save would add .npy to
                 np.save(file, found)
-    several = "values" if args.what in VECTORS else "bins"
-    value = found.tolist() if np.ndim(found) == 0 or args.json else f"{len(found):,} {several}"
+    one = "value" if args.what in VECTORS else "bin"
+    value = found.tolist() if np.ndim(found) == 0 or args.json else counted(len(found), one)
     if not args.json:
         console.line(f"{args.what}: {value}" + (f", in {args.out}" if args.out is not None else ""))
         if args.what == "histogram":
@@ -168,7 +172,8 @@ def _verify(args: argparse.Namespace) -> int:
     from spdist.jobs.report import verification_line
 
     with console.transfer_bar("verifying", quiet=args.json) as bar:
-        found = api.verify(args.a, args.b, args.c, progress=bar, **_product_keywords(args))
+        transposes = {"transpose_a": args.transpose_a, "transpose_b": args.transpose_b}
+        found = api.verify(args.a, args.b, args.c, progress=bar, **transposes, **_product_keywords(args))
     if not args.json:
         console.show(verification_line(found.to_json()))
     print_json(found.to_json(), args)

@@ -12,6 +12,13 @@ from spdist.cli.options import Parser
 if TYPE_CHECKING:
     from distributed import Security
 
+MATRIX = "matrix in Zarr (spdist import makes one), path or URL"
+"""Help of an operand."""
+PRODUCT = "where the product goes, in Zarr, path or URL"
+"""Help of the target of a product."""
+GRAPH = "graph, a square matrix in Zarr (spdist import makes one), path or URL"
+"""Help of a graph."""
+
 
 class Verbs:
     """Adds verbs to the parser of the command line."""
@@ -20,12 +27,12 @@ class Verbs:
         self.commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
     def add(
-        self, name: str, run: Callable[[argparse.Namespace], int], help: str, *operands: str
+        self, name: str, run: Callable[[argparse.Namespace], int], help: str, /, **operands: str
     ) -> argparse.ArgumentParser:
-        """Add a verb that `run` does, with its operands in order and ``--json``; return its parser."""
+        """Add a verb that `run` does, with the help of each operand, in order, and ``--json``; return its parser."""
         sub: argparse.ArgumentParser = self.commands.add_parser(name, help=help, description=help)
-        for operand in operands:
-            sub.add_argument(operand, metavar=operand.upper())
+        for operand, text in operands.items():
+            sub.add_argument(operand, metavar=operand.upper(), help=text)
         sub.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         sub.set_defaults(run=run)
         return sub

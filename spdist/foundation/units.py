@@ -1,4 +1,4 @@
-"""Convert sizes such as ``2GiB`` to bytes and back; check counts."""
+"""Convert sizes such as ``2GiB`` to bytes and back; check counts, and put them in words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from spdist.errors import InputError, one_line
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_PLURALS = {"entry": "entries", "vertex": "vertices", "matrix": "matrices"}
+"""Plurals of nouns that take more than an s."""
 
 
 def format_bytes(count: float) -> str:
@@ -23,6 +25,24 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words, the noun in the singular for 1.
+
+    Parameters
+    ----------
+    count : int
+    noun : str
+        In the singular; the last of several words gets the plural.
+
+    Examples
+    --------
+    >>> counted(1, "block"), counted(1234, "block"), counted(0, "stored entry")
+    ('1 block', '1,234 blocks', '0 stored entries')
+    """
+    first, last = noun[: noun.rfind(" ") + 1], noun[noun.rfind(" ") + 1 :]
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {first}{_PLURALS.get(last, f'{last}s')}"
 
 
 def parse_bytes(text: str | int) -> int:
@@ -73,9 +93,9 @@ def check_count(name: str, value: Any, without: str) -> None:
 
     Examples
     --------
-    >>> check_count("threads", 0, "one a core")
+    >>> check_count("threads", 0, "one per core")
     Traceback (most recent call last):
-    spdist.errors.InputError: threads=0 must be a whole number of at least 1; leave it out for one a core
+    spdist.errors.InputError: threads=0 must be a whole number of at least 1; leave it out for one per core
     """
     if value is None:
         return

@@ -167,7 +167,7 @@ def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions) 
     MatrixError, InputError, MemoryBoundError
         As `spgemm`.
     """
-    check_count("threads", options.threads, "one a core")
+    check_count("threads", options.threads, "one per core")
     if torch_tensors.is_tensor(a) or torch_tensors.is_tensor(b):
         return torch_tensors.multiply(a, b, product, lambda a, b, product: multiply(a, b, product, options))
     if is_by_columns(product.axis, product.top_n, product.epilogue):

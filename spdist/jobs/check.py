@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Unpack
 
 from spdist.errors import InputError, VerificationError
 from spdist.foundation import phases
-from spdist.jobs.operands import MatrixLike, open_operand, stored_spec
+from spdist.jobs.operands import (
+    MatrixLike,
+    open_operand,
+    resolved,
+    stored_spec,
+    transposed_copies,
+    with_transposed_shape,
+)
 from spdist.jobs.report import Callbacks, Report
+from spdist.matrices.checks import check_product_shapes
 from spdist.options import CheckKeywords, ProductOptions
+from spdist.storage.lock import hold_target
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.verification.result import Verification
@@ -27,7 +38,7 @@ def verify(
     ----------
     matrices : (A, B, C), each a path, URL or StoredMatrix
     product : ProductOptions
-        The options that C was made with.
+        The options that C was made with. Transposed copies of A and B lie next to C for as long as the check runs.
     **options
         As `spdist.options.CheckKeywords`.
 
@@ -38,10 +49,12 @@ def verify(
     Raises
     ------
     InputError
-        If matrices or options do not fit, or C was made by columns.
+        If matrices or options do not fit, or C was made by columns; with transposes, if a run writes C or nothing may
+        be written next to it.
     CorruptError
         If a Zarr chunk is missing or altered.
     """
+    operands, product = resolved(matrices[:2], product)
     spec = stored_spec(product)
     c = open_operand(matrices[2])
     if c.facts.get("product", {}).get("axis") == 0:
@@ -51,7 +64,23 @@ def verify(
         )
     if c.ours:
         c.fingerprint()  # a Zarr chunk that is damaged is named before any product is made
-    return _verify((open_operand(matrices[0]), open_operand(matrices[1]), c), spec, **options)
+    flags = product.transpose_a, product.transpose_b
+    with _transposed((open_operand(operands[0]), open_operand(operands[1])), flags, c) as (a, b):
+        return _verify((a, b, c), spec, **options)
+
+
+@contextlib.contextmanager
+def _transposed(
+    operands: tuple[StoredMatrix, StoredMatrix], flags: tuple[bool, bool], c: StoredMatrix
+) -> Iterator[tuple[StoredMatrix, StoredMatrix]]:
+    """Yield A and B, each transposed if its flag says so; copies lie next to C, which is held meanwhile."""
+    if not any(flags):
+        yield operands
+        return
+    a, b = (with_transposed_shape(m) if flag else m for m, flag in zip(operands, flags, strict=True))
+    check_product_shapes(a.shape, b.shape)  # before the copies are made
+    with hold_target(c.url), transposed_copies(c.url, *zip(operands, flags, strict=True)) as copies:
+        yield copies
 
 
 def _verify(matrices: Matrices, spec: StoredProductSpec, **options: Any) -> Verification:

@@ -34,8 +34,8 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
     """
     if isinstance(matrix, Transposed):
         raise InputError(
-            f"the transpose of {matrix.matrix.url} is not stored: multiply and matmul take it, or store it with "
-            f"spdist.transpose(a, 'AT.zarr')"
+            f"the transpose of {matrix.matrix.url} is not stored: multiply, matmul and verify take it, or store it "
+            f"with spdist.transpose(a, 'AT.zarr')"
         )
     if is_dask_array(matrix):
         raise InputError("a Dask array where a stored matrix is expected: spdist.from_dask(x, 'A.zarr') stores it")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from spdist.errors import InputError
 from spdist.foundation.display import Displayed, Part, Table, as_text
 from spdist.foundation.phases import WHAT_PHASES_DO, PhaseClock
-from spdist.foundation.units import format_bytes
+from spdist.foundation.units import counted, format_bytes
 from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner.plan import Plan
 
@@ -100,8 +100,7 @@ class Report(Displayed):
     @property
     def entries(self) -> str:
         """What C stores, in words."""
-        what = "entries" if self.block_size in (None, (1, 1)) else "dense blocks"
-        return f"{self.nnz:,} {what}"
+        return counted(self.nnz, "entry" if self.block_size in (None, (1, 1)) else "dense block")
 
     @property
     def bound_by(self) -> str:
@@ -116,7 +115,7 @@ class Report(Displayed):
         else:
             memory = f"{format_bytes(self.peak_memory)} of {format_bytes(self.memory_limit)}"
             line = (
-                f"{target}: {self.entries} in {sum(self.phases.values()):.2f} s, {self.blocks:,} blocks, "
+                f"{target}: {self.entries} in {sum(self.phases.values()):.2f} s, {counted(self.blocks, 'block')}, "
                 f"engine {self.engine}; worst worker used {memory}; bounded by {self.bound_by}"
             )
             parts = [phase_table(self.phases), self._stage_table(), line]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spdist.errors import CorruptError, MatrixError
+from spdist.foundation.units import counted
 from spdist.jobs.target import replacement_path
 from spdist.scheduler.execution.unfinished import Checkpoint, read_journal, read_plan
 from spdist.storage import groups, locations
@@ -22,9 +23,9 @@ def durable_part(url: str) -> str:
         front = read_journal(url).checkpoint
     except CorruptError:
         front = Checkpoint()
-    of = f" of {plan.a.shape[0]:,}" if plan else ""
-    rows, entries = ("rows", "entries") if plan is None or plan.c.block == (1, 1) else ("block rows", "dense blocks")
-    return f"{front.row:,}{of} {rows}, {front.nnz:,} {entries}"
+    row, entry = ("row", "entry") if plan is None or plan.c.block == (1, 1) else ("block row", "dense block")
+    rows = f"{front.row:,} of {counted(plan.a.shape[0], row)}" if plan else counted(front.row, row)
+    return f"{rows}, {counted(front.nnz, entry)}"
 
 
 def status(target: str | Path) -> dict[str, Any]:

@@ -20,7 +20,8 @@ def check_product_shapes(a: Shape, b: Shape, names: tuple[str, str] = ("A", "B")
     Raises
     ------
     MatrixError
-        If A does not have as many columns as B has rows; states both shapes.
+        If A does not have as many columns as B has rows; states both shapes, and how to multiply by the transpose if
+        they are equal.
 
     Examples
     --------
@@ -28,11 +29,13 @@ def check_product_shapes(a: Shape, b: Shape, names: tuple[str, str] = ("A", "B")
     Traceback (most recent call last):
     spdist.errors.MatrixError: shapes do not fit: A is 2 x 3 and B is 4 x 5; A must have as many columns ...
     """
-    if a[1] != b[0]:
-        raise MatrixError(
-            f"shapes do not fit: {names[0]} is {a[0]:,} x {a[1]:,} and {names[1]} is {b[0]:,} x {b[1]:,}; {names[0]} "
-            f"must have as many columns as {names[1]} has rows"
-        )
+    if a[1] == b[0]:
+        return
+    hint = "; for A @ A.T pass transpose_b (--transpose-b) to multiply, or store the transpose with spdist transpose"
+    raise MatrixError(
+        f"shapes do not fit: {names[0]} is {a[0]:,} x {a[1]:,} and {names[1]} is {b[0]:,} x {b[1]:,}; {names[0]} "
+        f"must have as many columns as {names[1]} has rows{hint if tuple(a) == tuple(b) else ''}"
+    )
 
 
 def check_mask_shape(mask: Shape, c: Shape) -> None:

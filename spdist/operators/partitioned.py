@@ -273,7 +273,7 @@ def partitioned(
     >>> with spdist.partitioned("A.zarr", workers=4) as a:  # doctest: +SKIP
     ...     x = spdist.conjugate_gradient(a, np.ones(a.shape[0])).x
     """
-    check_count("workers", workers, "one a core or a GPU")
+    check_count("workers", workers, "one per core or GPU")
     if cupy_operands.is_cupyx(a):
         raise MatrixError("a matrix to be partitioned is SciPy's or stored, this is CuPy's")
     stored = open_matrix(a) if isinstance(a, str | Path) else a if isinstance(a, StoredMatrix) else None

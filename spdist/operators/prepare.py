@@ -75,7 +75,7 @@ def operator(
     >>> a @ np.arange(4.0)
     array([0., 1., 2., 3.])
     """
-    check_count("threads", threads, "one a core")
+    check_count("threads", threads, "one per core")
     m, wanted = read_matrix(a)
     stored = _stored_dtype(wanted, dtype)
     if method == HYBRID and is_on_gpu(m.data):

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.units import counted
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, check_dtype, index_dtype
 from spdist.storage.atomic_replace import Progress, Stage, ignore_progress, staged_matrix
@@ -342,7 +343,9 @@ def _banded(request: Request, n: int, bandwidth: int, offsets: tuple[int, ...]) 
     """Square, with entries in the diagonals `offsets`, or in `bandwidth` diagonals on each side of the main one."""
     steps = np.array(sorted(set(offsets)) if offsets else range(-bandwidth, bandwidth + 1), np.int64)
     if np.any(np.abs(steps) >= n):
-        raise InputError(f"banded: offset {steps[np.argmax(np.abs(steps))]} lies outside {n:,} columns; raise n")
+        raise InputError(
+            f"banded: offset {steps[np.argmax(np.abs(steps))]} lies outside {counted(n, 'column')}; raise n"
+        )
     expected = sum(n - abs(step) for step in steps.tolist())
     per_block = max(ENTRIES // len(steps), 1)
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError, one_line
 from spdist.foundation.display import Displayed, Part, Table
-from spdist.foundation.units import format_bytes
+from spdist.foundation.units import counted, format_bytes
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
@@ -81,14 +81,15 @@ class MatrixHeader(Displayed):
     def __repr__(self) -> str:
         size = f"{self.full_shape[0]:,} x {self.full_shape[1]:,}, {number_dtype(self.dtype)}"
         of = self.blocksize
-        stored = f"{self.nnz:,} entries" if of is None else f"{self.nnz:,} blocks of {of[0]} x {of[1]}"
+        stored = counted(self.nnz, "entry") if of is None else f"{counted(self.nnz, 'block')} of {of[0]} x {of[1]}"
         return f"<StoredMatrix {size}: {stored} at {self.url}>"
 
     def description(self) -> list[Part]:
         """Return a table of what the metadata say."""
         size, of = " x ".join(f"{n:,}" for n in self.full_shape), self.blocksize
         mean = self.nnz / max(self.nrows, 1)
-        entries = f"{self.nnz:,}, {mean:.2f} a row" if of is None else f"{self.nnz:,} blocks of {of[0]} x {of[1]}"
+        blocks = "" if of is None else f"{counted(self.nnz, 'block')} of {of[0]} x {of[1]}"
+        entries = blocks or f"{self.nnz:,}, {mean:.2f} a row"
         facts = {
             "stored matrix": self.url, "shape": size, "dtype": str(number_dtype(self.dtype)), "entries": entries,
             "in memory": format_bytes(self.nbytes), "Zarr chunks": f"{self.indices.chunk:,} entries",

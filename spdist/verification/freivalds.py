@@ -30,6 +30,7 @@ import scipy.sparse as sp
 
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
+from spdist.foundation.units import counted
 from spdist.matrices.checks import check_product_shapes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, result_dtype
@@ -140,8 +141,9 @@ class _Tally:
 
 
 def _reason_to_accept(c: StoredMatrix, method: str, tally: _Tally) -> str:
+    rows = counted(c.nrows, "row")
     if method == "recompute":
-        return f"all {c.nrows:,} rows, recomputed because bool products are not linear, equal C in pattern and values"
+        return f"all {rows}, recomputed because bool products are not linear, equal C in pattern and values"
     if method == "modular":
         bits = 8 * c.dtype.itemsize
         how = f"modulo 2^{bits} for {tally.vectors} random x; any one wrong value would have been caught"
@@ -150,8 +152,8 @@ def _reason_to_accept(c: StoredMatrix, method: str, tally: _Tally) -> str:
             f"within rounding for {tally.vectors} random x; one value wrong by {tally.smallest_error:.2g} of its row's "
             f"|A||B| sum would have been caught"
         )
-    more = f"; {tally.recomputed:,} rows with NaN, Inf or overflow were recomputed" if tally.recomputed else ""
-    return f"C x equals A (B x) in all {c.nrows:,} rows {how}{more}"
+    more = f"; {counted(tally.recomputed, 'row')} with NaN, Inf or overflow recomputed" if tally.recomputed else ""
+    return f"C x equals A (B x) in all {rows} {how}{more}"
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------

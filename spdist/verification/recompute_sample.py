@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError
+from spdist.foundation.units import counted
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.semirings import Operator, Semiring, both, either, first, larger, pair, plus, second, smaller, times
 from spdist.matrices.checks import check_canonical
@@ -105,7 +106,8 @@ def verify_by_recomputing(
 
 
 def _reason_to_accept(c: StoredMatrix, spec: StoredProductSpec, recomputed: int) -> str:
-    rows = f"all {c.nrows:,} rows" if recomputed == c.nrows else f"{recomputed:,} of {c.nrows:,} rows, drawn at random,"
+    whole = counted(c.nrows, "row")
+    rows = f"all {whole}" if recomputed == c.nrows else f"{recomputed:,} of {whole}, drawn at random,"
     limits = [
         *(["at most top_n entries"] if spec.per_row.top_n is not None else []),
         *(["values from the threshold up"] if spec.per_row.threshold is not None else []),

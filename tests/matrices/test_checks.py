@@ -54,6 +54,10 @@ def test_shapes_that_do_not_fit():
         check_product_shapes((1000, 3), (4, 5))
     with pytest.raises(MatrixError, match="shapes do not fit: left is 2 x 3 and right is 4 x 5"):
         check_product_shapes((2, 3), (4, 5), ("left", "right"))
+    with pytest.raises(MatrixError, match=r"has rows; for A @ A\.T pass transpose_b \(--transpose-b\) to multiply, or"):
+        check_product_shapes((2, 3), (2, 3))
+    with pytest.raises(MatrixError, match=r"has rows$"):
+        check_product_shapes((2, 3), (2, 4))
     check_mask_shape((2, 3), (2, 3))
     with pytest.raises(MatrixError, match="the mask is 3 x 2, but C is 2 x 3"):
         check_mask_shape((3, 2), (2, 3))

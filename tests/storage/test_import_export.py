@@ -315,7 +315,7 @@ TOP = "%%MatrixMarket matrix coordinate real general\n"
         (TOP.replace("general", "symmetric") + "2 3 1\n1 1 1\n", 2, "square"),
         (TOP + "2 2 2\n1 1 1\n", 3, "after 1 of 2 entries"),
         (TOP + "2 2 2\n", 2, "after 0 of 2 entries"),
-        (TOP + "2 2 1\n1 1 1\n\n% c\n2 2 1\n", 6, "more than the 1 entries"),
+        (TOP + "2 2 1\n1 1 1\n\n% c\n2 2 1\n", 6, "more than the 1 entry that"),
         (TOP + "2 2 0\n1 1 1\n", 3, "more than the 0 entries"),
         (TOP + "2 2 1\n0 1 1\n", 3, "row 0 is outside 1 to 2"),
         (TOP + "2 2 2\n1 1 1\n1 3 1\n", 4, "column 3 is outside 1 to 2"),

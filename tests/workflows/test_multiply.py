@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
+import spdist
 from spdist.api import products as api
 from spdist.scheduler.execution.clients.local_cluster import SETTINGS
 from tests.conftest import assert_is_product, load_workflow, random_matrix
@@ -102,6 +104,15 @@ def test_settings_replace_the_file(run, scheduler):
     assert report["result"]["verification"] is None
 
 
+def test_one_block_and_one_entry_are_singular(jobs):
+    result = {"blocks": 1, "nnz": 1, "seconds": 0.5, "state": "computed", "verification": None}
+    assert jobs.product_summary(result, "entry") == "computed: 1 entry, 1 block, 0.5 s"
+    assert (
+        jobs.product_summary({**result, "blocks": 1234, "nnz": 2}, "entry")
+        == "computed: 2 entries, 1,234 blocks, 0.5 s"
+    )
+
+
 def test_progress_is_a_line_now_and_then(jobs, capsys):
     log = jobs.Log()
     assert log.every == 30
@@ -110,6 +121,31 @@ def test_progress_is_a_line_now_and_then(jobs, capsys):
     log.written -= 31
     log.tell("later")
     assert capsys.readouterr().out.split()[1:] == ["later"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "says"),
+    [
+        ((), None, "2GiB per worker"),
+        (("memory_limit=1GiB",), "1GiB", "1GiB per worker"),
+        (("engine=cuda",), None, "0.9 of the free memory of each GPU"),
+        (("engine=hybrid", "memory_limit=8GiB"), "8GiB", "8GiB per worker"),
+        (("engine=cuda", "memory_limit=null"), None, "0.9 of the free memory of each GPU"),
+    ],
+)
+def test_without_a_memory_limit_spdist_chooses_it(run, monkeypatch, capsys, settings, given, says):
+    """A limit of 2GiB for every engine would leave most of a GPU unused."""
+    calls = []
+
+    def multiply(*matrices, **options):
+        calls.append(options["memory_limit"])
+        raise spdist.SpdistError("far enough")
+
+    monkeypatch.setattr(spdist, "multiply", functools.wraps(spdist.multiply)(multiply))
+    assert run(GOOD, *settings) == 1
+    assert calls == [given]
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"A.zarr and A.zarr to C.zarr, {says}")
+    assert json.loads(Path("job.report.json").read_text())["job"]["memory_limit"] == given
 
 
 def test_example_names_every_key(workflow, tmp_path, monkeypatch):

@@ -60,6 +60,36 @@ def test_similarity_of_genes(run_job):
     np.testing.assert_allclose(found[found > 0], cosines[found > 0], rtol=1e-12)
 
 
+def test_similarity_by_inner_products(run_job):
+    m = genes(300)
+    spdist.save("A.zarr", m)
+    run_job("similarity", a="A.zarr", out="C.zarr", top_n=m.shape[0], metric="inner_product")
+    expected = (m @ m.T).toarray()
+    np.fill_diagonal(expected, 0)
+    np.testing.assert_allclose(read("C.zarr").to_scipy().toarray(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("similarity", {}), ("cooccurrence", {}), ("galerkin", {"p": "A.zarr"}), ("shortest_paths", {}),
+        ("markov_clustering", {}),
+    ],
+)  # fmt: skip
+def test_jobs_pass_steal_on(run_job, monkeypatch, name, keys):
+    given = []
+
+    def call(*matrices, **options):
+        given.append(options["steal"])
+        raise spdist.SpdistError("far enough")
+
+    monkeypatch.setattr(spdist, "multi_matmul" if name == "galerkin" else name, call)
+    spdist.save("A.zarr", sp.eye_array(4).tocsr())
+    for steal in (False, True):
+        run_job(name, code=1, a="A.zarr", out="C", steal=steal, **keys)
+    assert given == [False, True]
+
+
 @pytest.mark.parametrize("measure", ["count", "pmi"])
 def test_terms_that_occur_together(run_job, measure):
     m = genes(600)
@@ -270,6 +300,7 @@ def test_wrong_jobs_are_refused(run_job, capsys):
     spdist.save("A.zarr", -sp.eye_array(4).tocsr() + sp.eye_array(4, k=1))
     for name, keys, message in (
         ("similarity", {"top_n": 0}, "top_n"),
+        ("similarity", {"metric": "angle"}, "metric: 'angle' is no metric; write cosine or inner_product"),
         ("cooccurrence", {"measure": "lift"}, "measure: 'lift' is no measure"),
         ("markov_clustering", {"inflation": 1}, "no power that sharpens"),
         ("shortest_paths", {"sources": [9]}, "vertex 9 of a graph of 4 vertices"),

@@ -20,7 +20,7 @@ from typing import Any
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.display import Displayed, Part, Table
-from spdist.foundation.units import format_bytes
+from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.report import Report
 from spdist.jobs.starting.alone import is_short
 from spdist.scheduler.planner.plan import GPU_RATES, Plan, Rates
@@ -142,7 +142,7 @@ class Machine(Displayed):
         if self.is_busy:
             what += "; other programs kept the CPUs busy, so measure again when they are done"
         parts: list[Part] = [
-            f"{self.host}: {self.processor}, {self.cpus} CPUs; {what}",
+            f"{self.host}: {self.processor}, {counted(self.cpus, 'CPU')}; {what}",
             Table(("of a core", "rate", "all CPUs, times"), cells, right=("rate", "all CPUs, times")),
             Table(("waits", "seconds", "observed"), waits, right=("seconds", "observed")),
         ]

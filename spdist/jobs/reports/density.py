@@ -14,6 +14,7 @@ import numpy as np
 
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.display import Displayed, Drawing, Part
+from spdist.foundation.units import counted
 from spdist.jobs.operands import MatrixLike, open_operand
 from spdist.storage.matrix import StoredMatrix
 
@@ -72,7 +73,7 @@ class DensityMap(Displayed):
         size = " x ".join(f"{n:,}" for n in self.shape)
         drawn = "" if self.entries_read == self.entries else f", drawn from {self.entries_read:,} of them"
         most = self.counts.max(initial=0.0)
-        return f"{size}, {self.entries:,} entries{drawn}; darkest cell: about {most:,.0f}"
+        return f"{size}, {counted(self.entries, 'entry')}{drawn}; darkest cell: about {most:,.0f}"
 
     def to_png(self) -> bytes:
         """Return a PNG of a pixel a cell: the darker the more entries, on a logarithmic scale; clear where none are."""

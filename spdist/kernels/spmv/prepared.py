@@ -13,6 +13,7 @@ import numpy as np
 from scipy.sparse import _sparsetools
 
 from spdist.errors import MatrixError
+from spdist.foundation.units import counted
 from spdist.kernels.spmv import bsr as bsr_spmv
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv import ehyb, reorder
@@ -165,7 +166,8 @@ class PreparedEhyb:
     def describe(self) -> str:
         """Describe the form, for people."""
         m = self.matrix
-        return f"EHYB, {len(m.ends):,} parts of up to {m.most:,} rows, {m.outside:.1%} of the slots outside"
+        parts = f"{counted(len(m.ends), 'part')} of up to {counted(m.most, 'row')}"
+        return f"EHYB, {parts}, {m.outside:.1%} of the slots outside"
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +188,7 @@ class PreparedBsr:
     def describe(self) -> str:
         """Describe the form, for people."""
         r, s = self.matrix.blocksize
-        return f"BSR, {self.matrix.blocks:,} blocks of {r} x {s}"
+        return f"BSR, {counted(self.matrix.blocks, 'block')} of {r} x {s}"
 
 
 FORMS: dict[str, type[Any]] = {

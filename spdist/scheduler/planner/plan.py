@@ -17,7 +17,7 @@ import numpy as np
 
 from spdist.foundation.display import Displayed, Part, Table, as_text
 from spdist.foundation.engines import GPU_ENGINES
-from spdist.foundation.units import format_bytes
+from spdist.foundation.units import counted, format_bytes
 from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
 from spdist.matrices.dtypes import INT32_MAX
 from spdist.scheduler.planner.drawing import cut_drawing, memory_drawing
@@ -146,7 +146,7 @@ class Operand:
     @property
     def entries(self) -> str:
         """What it stores, in words."""
-        return f"{self.nnz:,} {'entries' if self.block == (1, 1) else 'dense blocks'}"
+        return counted(self.nnz, "entry" if self.block == (1, 1) else "dense block")
 
 
 @dataclass(frozen=True)
@@ -412,7 +412,7 @@ class Plan(Displayed):
     @property
     def products(self) -> str:
         """The number of products in words."""
-        return f"{'' if self.counted else 'about '}{self.expansion:,} products"
+        return f"{'' if self.counted else 'about '}{counted(self.expansion, 'product')}"
 
     def description(self, core_seconds: Mapping[str, float] | None = None) -> list[Part]:
         """Return the plan in words: grid, bytes and seconds of each stage, memory of a worker.

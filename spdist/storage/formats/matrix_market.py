@@ -19,6 +19,7 @@ import scipy.io
 import scipy.sparse as sp
 
 from spdist.errors import MatrixError, one_line
+from spdist.foundation.units import counted
 from spdist.kernels.cpu.numba_compile import kept
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, ValueArray
@@ -229,7 +230,7 @@ def read_entries(file: Text, header: Header, text_bytes: int = TEXT_BYTES) -> It
         if done + len(piece.values) > header.count:
             extra = _line_of_entry(text, header.count - done)
             raise header.error(
-                line + extra, f"more than the {header.count:,} entries that line {header.lines} announces"
+                line + extra, f"more than the {counted(header.count, 'entry')} that line {header.lines} announces"
             )
         lines = text.count(b"\n")
         idle += lines - len(piece.values)
@@ -244,7 +245,9 @@ def read_entries(file: Text, header: Header, text_bytes: int = TEXT_BYTES) -> It
         line += lines
         yield _mirror(piece, header.symmetry)
     if done < header.count:
-        raise header.error(line - 1, f"the file ends after {done:,} of {header.count:,} entries; is it truncated?")
+        raise header.error(
+            line - 1, f"the file ends after {done:,} of {counted(header.count, 'entry')}; is it truncated?"
+        )
 
 
 def _too_idle(name: str) -> MatrixError:

@@ -213,7 +213,7 @@ def test_command_line(stored, tmp_path, monkeypatch, capsys):
     expected = np.histogram(spdist.spgemm(m, m).data, [-1, 0, 2.5, 100])[0]
     assert json.loads(capsys.readouterr().out)["histogram"] == expected.tolist()
     assert cli.main(["reduce", "histogram", "A.zarr", "A.zarr", "--bins", "low,high"]) == 2
-    assert "'low,high' are no edges" in capsys.readouterr().err
+    assert "'low,high' is not a list of edges" in capsys.readouterr().err
     assert cli.main(["reduce", "histogram", "A.zarr", "A.zarr", "--bins=-1,0,2.5,100"]) == 0
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     bins = ["[-1,", "0)"], ["[0,", "2.5)"], ["[2.5,", "100]"]

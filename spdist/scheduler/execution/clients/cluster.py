@@ -10,7 +10,7 @@ from distributed.deploy.cluster import Cluster
 
 from spdist.errors import InputError
 from spdist.foundation.engines import GPU_ENGINES
-from spdist.foundation.units import check_count
+from spdist.foundation.units import check_count, counted
 from spdist.scheduler.clusters.addresses import of_scheduler
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.clients.local_cluster import started
@@ -109,7 +109,7 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
     ...     for a, c in jobs:
     ...         spdist.multiply(a, a, c, scheduler=scheduler)
     """
-    check_count("count", count, "one, or one a GPU")
+    check_count("count", count, "one, or one per GPU")
     if engine not in ENGINES_THAT_START:
         known = ", ".join(ENGINES_THAT_START)
         raise InputError(f"engine={engine!r} starts no workers for several products; write one of {known}")
@@ -132,7 +132,8 @@ def _check_gpus(client: Client, engine: str) -> None:
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     missing = sorted(address for address, gpu in with_gpu(client, workers).items() if not gpu)
     if missing and (engine == "cuda" or len(missing) == len(workers)):
+        see = f"{counted(len(missing), 'worker')} of the scheduler {'sees' if len(missing) == 1 else 'see'} no GPU"
         raise InputError(
-            f"engine={engine!r}, but {len(missing)} workers of the scheduler see no GPU, {missing[0]} among them: "
+            f"engine={engine!r}, but {see}, {missing[0]} among them: "
             f"start them with `dask cuda worker`, or choose engine='{'auto' if engine == 'hybrid' else 'hybrid'}'"
         )

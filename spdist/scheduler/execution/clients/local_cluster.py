@@ -17,6 +17,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 from spdist.errors import InputError, SpdistError, install
 from spdist.foundation.cpus import count_cpus, cpus_per_worker
 from spdist.foundation.engines import GPU_ENGINES
+from spdist.foundation.units import counted
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
 from spdist.scheduler.clusters.security import remembered, temporary_keys
 from spdist.scheduler.clusters.system_limits import check_limits
@@ -151,7 +152,7 @@ def _started_cluster(count: int, on_gpu: bool, processes: bool) -> LocalCluster:
                 return cuda_cluster(count, threads)
             return local_cluster(count, threads, processes)
 
-    what = f"{count} workers of this machine did not start"
+    what = f"{counted(count, 'worker')} of this machine did not start"
     with _starting(count), closed_if_interrupted():
         return persistent(lambda: within(START_SECONDS + count, start, what), what)
 
@@ -163,8 +164,8 @@ def _starting(count: int) -> Iterator[None]:
         yield
     except (OSError, MemoryError, EOFError) as error:
         raise SpdistError(
-            f"{count} workers did not start: {describe(first_cause(error))}; start fewer (workers=1), or raise the "
-            f"limits of processes and memory (ulimit -a)"
+            f"{counted(count, 'worker')} did not start: {describe(first_cause(error))}; start fewer (workers=1), or "
+            f"raise the limits of processes and memory (ulimit -a)"
         ) from error
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from distributed import Client
 
+from spdist.foundation.units import counted
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
 from spdist.scheduler.execution.supervision.calls import LOST, is_connected
 from spdist.scheduler.execution.supervision.streams import Fetches, repair_streams
@@ -175,7 +176,7 @@ class Monitor:
         if not noted.blocks:
             return f"waiting for {self._phase} for {lasted:.0f} s"
         number, start, stop = noted.oldest
-        in_flight = f"{noted.blocks:,} blocks are" if noted.blocks > 1 else "1 block is"
+        in_flight = f"{counted(noted.blocks, 'block')} {'is' if noted.blocks == 1 else 'are'}"
         return (
             f"nothing finished for {lasted:.0f} s: {in_flight} in flight; the oldest, rows {start:,} to {stop:,}, "
             f"{self._find(number)}"
@@ -207,8 +208,8 @@ class Monitor:
             logger.warning("worker %s has joined", message["worker"])
         elif action == "remove-worker":
             held = self._noted.held.get(message["worker"], 0)
-            again = f"its {held:,} blocks are computed again" if held else "it held no block"
-            logger.warning("worker %s was lost: %s", message["worker"], again)
+            again = f"its {counted(held, 'block')} {'is' if held == 1 else 'are'} computed again"
+            logger.warning("worker %s was lost: %s", message["worker"], again if held else "it held no block")
 
     def _announcement(self, event: tuple[float, Any]) -> None:
         """Say what a worker announced."""
