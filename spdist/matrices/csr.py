@@ -185,8 +185,8 @@ def arrays_of(matrix: Any, threads: int | None = None) -> CSR:
     Examples
     --------
     >>> import scipy.sparse as sp
-    >>> arrays_of(sp.csr_array(([1, 2], [1, 1], [0, 2]), shape=(1, 2))).indices
-    array([1, 1], dtype=int32)
+    >>> arrays_of(sp.csr_array(([1, 2], [1, 1], [0, 2]), shape=(1, 2))).indices.tolist()
+    [1, 1]
     """
     if not is_scipy(matrix) or matrix.ndim != 2:
         kind = type(matrix).__name__
