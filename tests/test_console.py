@@ -59,7 +59,7 @@ def test_the_time_left_begins_with_what_was_expected(monkeypatch):
         display.callbacks.heard({"what": "start", "content": {"expected": 100.0}})
         display.callbacks.progress(Progress(1, 8, 10, 80, 99, multiplied=10, work=80))
         display.callbacks.heard({"what": "progress", "content": {}})
-    assert "90 s left (" in screen.getvalue()
+    assert "88 s left (" in screen.getvalue()
 
 
 def test_warnings_leave_json_alone(tmp_path, capsys, monkeypatch, scheduler):

@@ -14,8 +14,6 @@ OVERLAP = 1.5
 """How many times as quick as the mean so far a run is guessed to go on after its first finished work."""
 MARGIN = 0.1
 """Share by which bounds are wider than the slowest and the quickest rate seen."""
-LATE = 0.7
-"""Share of the expected seconds of the rest that it is guessed to take at least, however late a run is."""
 DOUBT = 1.6
 """How many times as quick as expected a run may go on."""
 
@@ -119,11 +117,9 @@ class _Stage:
         return TimeLeft(*(max(seconds - since, 0.0) for seconds in each))
 
     def _expected_rate(self) -> float:
-        """Return the rate at which the rest is done when the run should end; 0.0 if nobody knows."""
-        begin, last = self.samples[0], self.samples[-1]
-        spent, rest = last[0] - begin[0], self.total - last[1]
-        seconds = max(self.expected - spent, LATE * max(self.expected, spent) * rest / self.total)
-        return rest / seconds if self.expected and rest else 0.0
+        """Return the work per second of a run that takes as long as expected, or as it already has; 0.0 if unknown."""
+        spent = self.samples[-1][0] - self.samples[0][0]
+        return self.total / max(self.expected, spent) if self.expected else 0.0
 
 
 def _rate(first: tuple[float, float], last: tuple[float, float]) -> float:
