@@ -287,7 +287,7 @@ class MultiplyKeywords(StoredKeywords, total=False):
     report: str | Path | None
 
 
-class ReduceKeywords(EngineKeywords, WorkerKeywords, ProductKeywords, total=False):
+class ReduceKeywords(WhereKeywords, ProductKeywords, total=False):
     """Keywords of `spdist.reduce`."""
 
 

@@ -53,10 +53,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """
     import spdist
 
-    where = job.where()
-    where.pop("host_limit")  # no product lies on the host
     folder = Path(job.out).absolute().parent  # which the workers of a cluster see
-    found = spdist.triangles(job.a, folder=folder, **where, callbacks=log.callbacks())
+    found = spdist.triangles(job.a, folder=folder, **job.where(), callbacks=log.callbacks())
     result = asdict(found)
     Path(job.out).write_text(json.dumps(result) + "\n")
     return result

@@ -319,9 +319,9 @@ def reduce(
         not counted. Values are compared as float64, to which integers beyond 2^53 are rounded; they are not complex.
     callbacks : Callbacks, optional
         Functions to call while the product runs. By default a Jupyter notebook shows a progress bar.
-    engine, memory_limit, workers, scheduler, security
+    engine, memory_limit, host_limit, workers, scheduler, security
         As in `multiply`. The engine is "auto", "numba", or "cuda" or "hybrid", with which C never leaves the GPU. In
-        memory, workers, scheduler and security do not count, and `memory_limit` counts on GPUs only.
+        memory, only the engine counts and, on GPUs, `memory_limit`.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
         Changes to the product before it is reduced, as in `spgemm`.
 

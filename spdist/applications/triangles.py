@@ -16,16 +16,12 @@ from spdist.api import products as api
 from spdist.applications.operands import check_square, opened, parts
 from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array
-from spdist.options import EngineKeywords, ExecutionOptions, WorkerKeywords, lists, options_of, select
+from spdist.options import ExecutionOptions, WhereKeywords, lists, options_of
 from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
-
-
-class TriangleKeywords(EngineKeywords, WorkerKeywords, total=False):
-    """Keywords of `triangles`."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +39,13 @@ class TriangleCount:
     edges: int
 
 
-@lists(TriangleKeywords)
+@lists(WhereKeywords)
 def triangles(
     graph: Any,
     *,
     folder: str | Path | None = None,
     callbacks: Callbacks | None = None,
-    **keywords: Unpack[TriangleKeywords],
+    **keywords: Unpack[WhereKeywords],
 ) -> TriangleCount:
     """Count the triangles of a graph: paths of two edges that a third one closes.
 
@@ -60,7 +56,7 @@ def triangles(
     folder : str or Path, optional
         Where a stored graph's edges lie, in another order, until they are counted; all workers must see it. By default
         the folder for temporary files.
-    callbacks, engine, memory_limit, workers, scheduler, security
+    callbacks, engine, memory_limit, host_limit, workers, scheduler, security
         As in `multiply`.
 
     Returns
@@ -108,8 +104,7 @@ def triangles(
             lower = sp.csr_array(
                 (found.values, (found.rows, found.columns)), shape=(n, n)
             )  # adds up what is there twice
-        engine, workers = select(keywords, EngineKeywords), select(keywords, WorkerKeywords)
-        options: dict[str, Any] = {"semiring": "plus_pair", "mask": lower, **engine, **workers}
+        options: dict[str, Any] = {"semiring": "plus_pair", "mask": lower, **keywords}
         count = api.reduce(lower, lower, "sum", callbacks=callbacks, **options)
         return TriangleCount(int(count), n, lower.nnz)
 

@@ -84,7 +84,6 @@ def _add_clustering(verbs: Verbs) -> None:
 
 def _add_where(sub: argparse.ArgumentParser) -> None:
     add_engine_options(sub)
-    sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
     add_workers(sub)
     add_scheduler_options(sub)
 
@@ -151,10 +150,8 @@ def _triangles(args: argparse.Namespace) -> int:
     from spdist.applications.triangles import triangles
     from spdist.cli import console
 
-    where = _where(args)
-    del where["host_limit"]
     with console.RunDisplay(quiet=args.json) as shown:
-        found = triangles(args.graph, folder=args.folder, callbacks=shown.callbacks, **where)
+        found = triangles(args.graph, folder=args.folder, callbacks=shown.callbacks, **_where(args))
     if not args.json:
         of = f"{counted(found.vertices, 'vertex')} and {counted(found.edges, 'edge')}"
         console.line(f"{counted(found.triangles, 'triangle')} of {of}")

@@ -148,7 +148,7 @@ def add_scheduler_options(sub: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(sub: argparse.ArgumentParser) -> None:
-    """Add engine and memory limit."""
+    """Add engine and limits of memory."""
     sub.add_argument(
         "--engine", default="auto", help="auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores"
     )
@@ -156,12 +156,12 @@ def add_engine_options(sub: argparse.ArgumentParser) -> None:
         "--memory-limit", metavar="BYTES",
         help="of each worker, by default 2GiB; with GPUs, of each GPU, by default 0.9 of what is free",
     )  # fmt: skip
+    sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
 
 
 def add_plan_options(sub: argparse.ArgumentParser) -> None:
     """Add what a plan depends on."""
     add_engine_options(sub)
-    sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
     sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
     add_product_options(sub)
 

@@ -147,6 +147,7 @@ def _reduce(args: argparse.Namespace) -> int:
             bins=args.bins,
             engine=args.engine,
             memory_limit=args.memory_limit,
+            host_limit=args.host_limit,
             workers=args.workers,
             scheduler=args.scheduler,
             security=security_of(args),

@@ -209,3 +209,13 @@ def test_commands(stored, tmp_path, monkeypatch, capsys, command):
         assert "exists" in capsys.readouterr().err
         assert cli.main([*command.split(), "--overwrite"]) == 0
         assert capsys.readouterr().out
+
+
+def test_a_limit_of_the_host_is_for_gpus(tmp_path, capsys):
+    """It was accepted and had no effect."""
+    a = spdist.save(tmp_path / "A.zarr", sp.csr_array(np.ones((3, 3))))
+    with pytest.raises(spdist.InputError, match="host_limit=1GiB is for GPUs"):
+        spdist.triangles(a, host_limit="1GiB")
+    for words in (["triangles", a.url], ["reduce", "sum", a.url, a.url, "--semiring", "min_plus"]):
+        assert cli.main([*words, "--host-limit", "1GiB"]) == 2
+        assert "host_limit=1GiB is for GPUs" in capsys.readouterr().err
