@@ -26,7 +26,7 @@ WITH_KEYS = local_cluster.local_cluster
 
 def open_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
     """Start what `local_cluster` starts, without keys."""
-    options = cluster._scheduler_options(processes) | {"protocol": ["tcp", "inproc"]}
+    options = local_cluster._scheduler_options(processes) | {"protocol": ["tcp", "inproc"]}
     return LocalCluster(
         n_workers=count, threads_per_worker=threads, processes=processes, memory_limit=0, protocol="tcp",
         dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL, preload=local_cluster.PRELOAD,

@@ -484,7 +484,7 @@ def test_h5ad(tmp_path, kind, monkeypatch):
 def test_h5ad_without_anndata(tmp_path, monkeypatch):
     anndata.AnnData(sample().tocsr()).write_h5ad(tmp_path / "a.h5ad")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(InputError, match=r"pip install 'spdist\[h5ad\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[h5ad\]' in its checkout"):
         import_matrix(tmp_path / "a.h5ad", tmp_path / "a.zarr")
 
 
