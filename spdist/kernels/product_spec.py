@@ -205,8 +205,7 @@ class ProductSpec:
     def _check_triangle(self) -> None:
         if self.triangle not in (None, "upper"):
             raise InputError(
-                f"triangle={self.triangle!r} is not 'upper': the lower triangle of a symmetric C is the transpose of "
-                f"the upper one"
+                f"triangle={self.triangle!r} is not 'upper': the lower one of a symmetric C is its transpose"
             )
         normalize = None if self.epilogue is None else self.epilogue.normalize
         for name, value in (("top_n", self.top_n), ("epilogue: normalize", normalize)):
