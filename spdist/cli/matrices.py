@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from spdist.cli.facts import show_facts
-from spdist.cli.options import TARGET, add_generate, add_overwrite, block_size
+from spdist.cli.options import TARGET, add_edge_options, add_generate, add_overwrite, block_size, edge_options
 from spdist.cli.verbs import MATRIX, Verbs, mode_of, print_json
 from spdist.errors import InputError
 
@@ -23,17 +23,26 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     command : str, optional
         The verb that was chosen.
     """
-    text = "convert .mtx, .npz, .h5ad, .abc, .tsv or .csv to a matrix in Zarr"
-    source = "file, path or URL; of an .h5ad X is read, or the path after ::, as in cells.h5ad::layers/counts"
+    text = "convert a file of another program to a matrix in Zarr"
+    source = (
+        "file, path or URL, or - for standard input; of an .h5ad X is read, or the path after ::, as in "
+        "cells.h5ad::layers/counts"
+    )
     sub = verbs.add("import", _import, text, source=source, target=TARGET)
     add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
-    text = "vertices of .abc, .tsv or .csv have names; store them with the matrix"
+    text = "read SOURCE as this format, whatever its name: mtx, abc, csv.gz, ..."
+    sub.add_argument("--format", metavar="NAME", help=text)
+    text = "rows and columns of single cells: cells-by-genes (default) or genes-by-cells"
+    sub.add_argument("--orient", metavar="ORIENT", help=text)
+    sub.add_argument("--dense", action="store_true", help="read a dense array, and keep its nonzeros")
+    add_edge_options(sub)
+    text = "vertices of a list of edges have names; store them with the matrix"
     sub.add_argument("--names", action="store_true", help=text)
     text = "as --names, and list the names in FILE too, one per line in the order of rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
-    text = "edges of .abc, .tsv or .csv in one place: their sum (default), the largest (max) or the first"
+    text = "edges of a list in one place: their sum (default), the largest (max) or the first"
     sub.add_argument("--duplicates", choices=("sum", "max", "first"), default="sum", help=text)
     text = "convert a matrix in Zarr to .mtx, .npz or binsparse"
     target = "file to write; for binsparse a folder or URL"
@@ -67,7 +76,8 @@ def _import(args: argparse.Namespace) -> int:
 
     with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
         given: dict[str, Any] = {"block_size": args.block_size, "duplicates": args.duplicates}
-        given |= {"names": args.names, "labels": args.labels, **mode_of(args)}
+        given |= {"names": args.names, "labels": args.labels, "format": args.format, "orient": args.orient}
+        given |= {"dense": args.dense, **edge_options(args), **mode_of(args)}
         matrix = import_matrix(args.source, args.target, progress=bar, **given)
     return _show_matrix(matrix, args)
 

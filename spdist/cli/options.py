@@ -72,6 +72,29 @@ def _edges(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(message) from None
 
 
+def _columns(text: str) -> tuple[int | str, ...]:
+    return tuple(int(part) if part.isdigit() else part for part in text.split(","))
+
+
+def add_edge_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options that say how to read a list of edges."""
+    sub = sub.add_argument_group("lists of edges: .abc, .tsv, .csv, .txt, .edges")  # type: ignore[assignment]
+    text = "the first line names the columns, or does not; by default it does if it has the known words"
+    sub.add_argument("--header", action=argparse.BooleanOptionalAction, default=None, help=text)
+    text = "columns of source, target and perhaps weight: numbers from 1, or names in the header; by default 1,2,3"
+    sub.add_argument("--columns", type=_columns, metavar="I,J,K", help=text)
+    text = "what separates fields: tab, comma, semicolon or space; by default what ending and lines say"
+    sub.add_argument("--separator", metavar="NAME", help=text)
+    text = "fields may be in quotes, or quotes are part of names; by default they may, except in .abc"
+    sub.add_argument("--quotes", action=argparse.BooleanOptionalAction, default=None, help=text)
+    sub.add_argument("--allow-nan", action="store_true", help="take weights that are NaN")
+
+
+def edge_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how to read a list of edges, as the API takes it."""
+    return {name: getattr(args, name) for name in ("header", "columns", "separator", "quotes", "allow_nan")}
+
+
 def add_overwrite(sub: argparse.ArgumentParser) -> None:
     """Add ``--overwrite`` and ``--steal``."""
     sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new one is whole")

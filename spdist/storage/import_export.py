@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib
+import io
+import logging
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast, get_args
+from typing import Any, BinaryIO, Literal, Unpack, cast
 
 import numpy as np
 
 from spdist.errors import InputError, one_line
+from spdist.foundation.units import counted
 from spdist.matrices.checks import is_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, index_dtype
@@ -37,22 +39,18 @@ from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import Progress, ignore_progress, staged_file, staged_matrix
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks
 from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
-from spdist.storage.external_sort import BUCKET_BYTES, Duplicates, Entries, canonical
-from spdist.storage.foreign.parents import members_of
+from spdist.storage.external_sort import BUCKET_BYTES, Entries, canonical
 from spdist.storage.formats import matrix_market
-from spdist.storage.formats.edge_list import EDGE, EdgeText, import_edges
-from spdist.storage.formats.h5ad import import_h5ad
-from spdist.storage.formats.matrix_market import import_text
-from spdist.storage.formats.npz import import_npz
+from spdist.storage.formats.edge_list import EDGE, EdgeText
+from spdist.storage.formats.opening import STANDARD_INPUT, check_file, opened_source
+from spdist.storage.formats.reading import Reading, ReadKeywords, ReadOptions
+from spdist.storage.formats.registry import Format, format_of
 from spdist.storage.formats.source import Import, Source, foreign
+from spdist.storage.formats.text import packing_of
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import ChunkBuffer
 
-CONNECT_SECONDS = 8
-"""Seconds within which the server of a URL must be reached."""
-
-READ_SECONDS = 8
-"""Longest pause of the server of a URL, in seconds."""
+logger = logging.getLogger("spdist")
 
 ENTRIES = 1 << 20
 """Entries of a stored matrix written at a time."""
@@ -71,12 +69,11 @@ def import_matrix(
     overwrite: bool = False,
     steal: bool = False,
     block_size: BlockSize | Literal["auto"] | None = None,
-    names: bool = False,
     labels: str | Path | None = None,
-    duplicates: Duplicates = "sum",
     format: str | None = None,
     progress: Progress | None = None,
     bucket_bytes: int = BUCKET_BYTES,
+    **read: Unpack[ReadKeywords],
 ) -> StoredMatrix:
     """Convert a file to a matrix in Zarr, in bounded memory.
 
@@ -87,8 +84,8 @@ def import_matrix(
     Parameters
     ----------
     source : str or Path
-        A path or fsspec URL that ends in .mtx, .npz, .h5ad, .abc, .tsv or .csv, of text also .gz or .bz2; an .h5ad may
-        be followed by ``::`` and the path of a sparse matrix inside it; by default ``X``.
+        A path or fsspec URL, whose ending says its format; ``FILE::PATH`` names a matrix inside a file that may hold
+        several, as in ``cells.h5ad::layers/counts``. ``"-"`` is standard input, with `format`.
     target : str or Path
         A path or fsspec URL; gets the matrix when all is written.
     overwrite, steal : bool
@@ -96,28 +93,48 @@ def import_matrix(
     block_size : (int, int) or "auto", optional
         Store dense blocks of so many rows and columns; "auto" takes the size of fewest bytes, up to 16 x 16. During the
         import the matrix is on disk twice.
-    names : bool
-        Whether vertices of a list of edges have names. They are numbered in the order in which they come, and their
-        names are stored as names of rows and columns. Without, vertices are numbers from 0 on.
     labels : str or Path, optional
         As `names`, and write the names to this file too, one a line.
-    duplicates : {"sum", "max", "first"}
-        How to combine several edges from one vertex to another in a list of edges; other formats sum duplicates.
     format : str, optional
-        Ending of the format of `source`, whatever its name: "mtx", "abc.gz", ...
+        Ending of the format of `source`, whatever its name: "mtx", "abc", ...
     progress : callable, optional
         Called as ``progress(done, total)``; reading the file and sorting its entries each count for one half.
     bucket_bytes : int
         Bytes of entries sorted at a time.
+    **read
+        How to read the file; each format takes some.
+
+        names : bool
+            Whether vertices of a list of edges have names. They are numbered in the order in which they come, and
+            their names are stored as names of rows and columns. Without, vertices are numbers from 0 on.
+        duplicates : {"sum", "max", "first"}
+            How to combine several edges from one vertex to another; other formats sum duplicates.
+        header : bool
+            Whether the first line of a list of edges names the columns; by default if it has the known words
+            (source, target, from, to, weight, ...).
+        columns : sequence of int or str
+            Columns of source, target and perhaps weight: numbers from 1, or names in the header.
+        separator : {"tab", "comma", "semicolon", "space"}
+            What separates the fields of a line; by default what ending and lines say.
+        quotes : bool
+            Whether fields may be quoted; by default they may, except in .abc.
+        allow_nan : bool
+            Whether weights may be NaN.
+        orient : {"cells-by-genes", "genes-by-cells"}
+            Rows and columns of a matrix of single cells; by default cells by genes, as in AnnData.
+        dense : bool
+            Read a dense array, and keep its nonzeros.
 
     Returns
     -------
     StoredMatrix
+        Its ``provenance["read"]`` says in one line what was read; the same line is logged.
 
     Raises
     ------
     InputError
-        If `target` exists, `source` is none of these files, or blocks do not divide it or take more bytes than none.
+        If `target` exists, `source` is none of these files, an option means nothing for it, or blocks do not divide it
+        or take more bytes than none.
     MatrixError
         If `source` is damaged, or its format is not what its name says; names the line of a text file.
 
@@ -125,34 +142,57 @@ def import_matrix(
     --------
     >>> import_matrix("poisson.mtx.gz", "poisson.zarr")  # doctest: +SKIP
     """
-    path, _, inner = str(source).partition(".h5ad::")
-    path = locations.normalise(path + (".h5ad" if inner else ""))
-    reader = _reader_of(path if format is None else f"{path}.{format}", str(source))
-    _check_file(path)
-    facts = {"provenance": {"command": "import", "source": str(source)}}
+    given, inner = _parted(str(source))
+    path = given if given == STANDARD_INPUT else locations.normalise(given)
+    kind = format_of(path, str(source), format)
+    options = ReadOptions(**cast(Any, read | ({} if labels is None else {"names": True})))
+    kind.check(options, str(source))
+    if kind.holds is None:
+        check_file(path)
+    shown = "standard input" if path == STANDARD_INPUT else path
+    facts: dict[str, Any] = {"provenance": {"command": "import", "source": str(source)}}
     staged = staged_matrix(target, overwrite=overwrite, steal=steal)
     lists = nullcontext() if labels is None else staged_file(labels, overwrite=overwrite, steal=steal)
-    if (names or labels is not None) and reader is not import_edges:
-        given = "names=True" if labels is None else f"labels={str(labels)!r}"
-        raise InputError(f"{given}: {source} has no names of vertices, as lists of edges may; leave it out")
-    names = names or labels is not None
-    if duplicates not in get_args(Duplicates) or (duplicates != "sum" and reader is not import_edges):
-        raise InputError(f"duplicates={duplicates!r}: of lists of edges sum, max or first; of other files sum alone")
-    with lists as listed, staged as stage, _open(path) as file:
+    with lists as listed, staged as stage, _opened(path, kind, stage.scratch) as file:
         with foreign(path):
             size = max(file.seek(0, 2), 1)
             file.seek(0)
         first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
-        source_file = Source(path, file, size, inner or "X")
-        reader(Import(source_file, first, facts, progress or ignore_progress, bucket_bytes, listed, duplicates, names))
+        reading = Reading(shown, kind.name)
+        job = Import(
+            Source(shown, file, size, inner), first, facts, progress or ignore_progress, bucket_bytes, options, reading,
+            listed,
+        )  # fmt: skip
+        kind.read(job)
         if block_size is not None:
             numbers = open_matrix(first.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
             store_blocks(numbers, stage.url, wanted, facts, str(source))
-    return open_matrix(target)
+    matrix = open_matrix(target)
+    _say_what_was_read(shown, facts["provenance"]["read"], matrix.shape, matrix.nnz)
+    return matrix
 
 
-def read_edges(source: str | Path, *, most_bytes: int, format: str | None = None) -> tuple[Entries, list[str]] | None:
+def _opened(path: str, kind: Format, scratch: Path) -> AbstractContextManager[BinaryIO]:
+    """Return the open file; an empty one for a format that is a folder."""
+    return nullcontext(cast(BinaryIO, io.BytesIO())) if kind.holds is not None else opened_source(path, scratch)
+
+
+def _parted(source: str) -> tuple[str, str]:
+    """Return a path, and what follows ``::`` in it: the place of a matrix inside the file."""
+    path, mark, inner = source.rpartition("::")
+    return (path, inner) if mark and not Path(source).exists() else (source, "")
+
+
+def _say_what_was_read(path: str, line: str, shape: tuple[int, int], nnz: int) -> None:
+    """Log in one line what was read."""
+    size = f"{shape[0]:,} x {shape[1]:,} with {counted(nnz, 'entry')}"
+    logger.warning("%s: %s, %s", one_line(path), size, line, extra={"notice": True})
+
+
+def read_edges(
+    source: str | Path, *, most_bytes: int, format: str | None = None, **read: Unpack[ReadKeywords]
+) -> tuple[Entries, list[str]] | None:
     """Read a list of edges whose vertices have names into memory.
 
     Parameters
@@ -178,77 +218,22 @@ def read_edges(source: str | Path, *, most_bytes: int, format: str | None = None
     InputError, MatrixError
         As `import_matrix`.
     """
-    path = locations.normalise(str(source))
-    _reader_of(path if format is None else f"{path}.{format}", str(source))
-    _check_file(path)
-    with _open(path) as file:
+    given = str(source)
+    path = given if given == STANDARD_INPUT else locations.normalise(given)
+    options = ReadOptions(**cast(Any, {"names": True} | read))
+    kind = format_of(path, given, format)
+    kind.check(options, given)
+    check_file(path)
+    with opened_source(path) as file:
         with foreign(path):
             size = file.seek(0, 2)
             file.seek(0)
-        if path.endswith((".gz", ".bz2")) or EDGE_MEMORY * size > most_bytes:
+        if packing_of(path) or EDGE_MEMORY * size > most_bytes:
             return None
         text = EdgeText(Source(path, file, max(size, 1), ""), names=True)
         edges = np.concatenate([np.empty(0, EDGE), *text.edges()])
     names = text.vertices.listed().decode("utf-8", "surrogateescape").split("\n")[:-1]
     return Entries(*(np.ascontiguousarray(edges[field]) for field in ("row", "column", "weight"))), names
-
-
-def _reader_of(path: str, source: str) -> Callable[[Import], None]:
-    for suffix, reader in _READERS.items():
-        if path.endswith(suffix):
-            return reader
-    if locations.is_local(path) and locations.local_path(path).is_dir():
-        held = ", ".join(f"{path}/{name}" for name in members_of(path))
-        found = (
-            f"it holds {held}, each of which spdist takes as it is" if held else "give spdist plan or multiply its path"
-        )
-        raise InputError(f"{source} is a folder of Zarr, which needs no import: {found}")
-    raise InputError(f"{source}: cannot tell the format from the name; known are {', '.join(_READERS)}")
-
-
-def _check_file(path: str) -> None:
-    """Refuse a local path that is no file: reading a pipe may wait for ever, and a device never ends."""
-    if locations.is_local(path) and not locations.local_path(path).is_file():
-        problem = "is no ordinary file" if locations.exists(path) else "there is no such file"
-        raise InputError(f"{path}: {problem}; name a file, which may end in {', '.join(_READERS)}")
-
-
-@contextmanager
-def _open(path: str) -> Iterator[BinaryIO]:
-    """Open a local path or an fsspec URL for reading."""
-    if locations.is_local(path):
-        with locations.local_path(path).open("rb") as file:
-            yield file
-        return
-    fsspec: Any = importlib.import_module("fsspec")
-    try:
-        file = fsspec.open(path, "rb", **_patience(path)).open()
-    except Exception as error:  # each file system of fsspec raises its own: no such scheme, no credentials, no answer
-        cause = error.__cause__ or error
-        problem = one_line(cause) or type(cause).__name__
-        raise InputError(f"{path}: cannot be opened ({problem}); correct the address, or copy the file here") from error
-    with file:
-        yield file
-
-
-def _patience(path: str) -> dict[str, Any]:
-    """Return options with which fsspec's file systems soon fail if a server does not answer."""
-    scheme = path.partition("://")[0]
-    if scheme in ("http", "https"):
-        aiohttp: Any = importlib.import_module("aiohttp")
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
-        return {"client_kwargs": {"timeout": timeout}}
-    return locations.storage_options(path)
-
-
-_READERS: dict[str, Callable[[Import], None]] = {
-    ".mtx": import_text,
-    ".mtx.gz": import_text,
-    ".mtx.bz2": import_text,
-    ".npz": import_npz,
-    ".h5ad": import_h5ad,
-    **{f"{kind}{packed}": import_edges for kind in (".abc", ".tsv", ".csv") for packed in ("", ".gz", ".bz2")},
-}
 
 
 # -- export ------------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def refused(tmp_path: Path, name: str, raw: bytes, what: str) -> None:
             "do not fit",
         ),
         (TOP.replace("real", "\x1b[2J\x85") + "1 1 1\n", r"'\\x1b\[2j' is none|first line is like"),
-        (TOP + "1 1 1\n1 1 \x1b]0;x\x07\r5\n", r"line 3: expected 3 numbers, got '1 1 \\x1b"),
+        (TOP + "1 1 1\n1 1 \x1b]0;x\x07 5\n", r"line 3: expected 3 numbers, got '1 1 \\x1b"),
         (TOP.replace("real", "x" * 1_000_000) + "1 1 1\n", "line 1: 'xxx"),
     ],
 )

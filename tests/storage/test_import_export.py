@@ -495,7 +495,7 @@ def test_unknown_and_missing_sources(tmp_path):
     with pytest.raises(InputError, match="there is no such file"):
         import_matrix(tmp_path / "none.mtx", tmp_path / "new" / "a.zarr")
     with pytest.raises(InputError, match=r"cannot tell the format.*\.mtx"):
-        import_matrix(tmp_path / "a.txt", tmp_path / "new" / "a.zarr")
+        import_matrix(tmp_path / "a.doc", tmp_path / "new" / "a.zarr")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,7 +23,8 @@ from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.edge_words import ManyNames, Words, words_of
-from spdist.storage.formats.source import BoundedText, Import, Source
+from spdist.storage.formats.source import Import, Source
+from spdist.storage.formats.text import TextFile
 from spdist.storage.names.names import AxisNames, names_in
 
 TEXT_BYTES = 1 << 20
@@ -49,7 +50,7 @@ def import_edges(job: Import) -> None:
     MatrixError
         If a line is no edge; names it.
     """
-    text = EdgeText(job.source, names=job.has_names)
+    text = EdgeText(job.source, names=job.options.names)
     place, count = job.stage.scratch / "edges", 0
     with place.open("wb") as file:
         for edges in text.edges():
@@ -58,7 +59,7 @@ def import_edges(job: Import) -> None:
             job.report_read(min(text.done, job.source.size), 2 * job.source.size)
     shape = job.shape((text.vertices.count, text.vertices.count))
     listed = text.vertices.listed()
-    names = names_in(listed, job.path, shape[0]) if job.has_names else None
+    names = names_in(listed, job.path, shape[0]) if job.options.names else None
     named = replace(job, names=AxisNames(names, names))
     named.sort(_batches(place), shape, np.dtype(np.float64), count)
     place.unlink()
@@ -142,7 +143,7 @@ class EdgeText:
     """
 
     def __init__(self, source: Source, *, names: bool) -> None:
-        self.path, self.text = source.path, BoundedText(source)
+        self.path, self.text = source.path, TextFile(source)
         self.commas = ".csv" in Path(source.path).suffixes
         self.large = source.size > COMPILED_BYTES
         self.vertices: Numbers | Names | ManyNames = Numbers() if not names else ManyNames() if self.large else Names()
@@ -221,7 +222,7 @@ def _weight(words: list[bytes], path: str, line: int) -> float | None:
         raise _error(path, line, f"the weight {_shown(words[2])} is no number") from None
 
 
-def _pieces(text: BoundedText, path: str) -> Iterator[bytes]:
+def _pieces(text: TextFile, path: str) -> Iterator[bytes]:
     """Yield the lines of a text, some at a time, each with its end."""
     rest = b""
     while found := text.read(TEXT_BYTES):

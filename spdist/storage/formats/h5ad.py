@@ -54,6 +54,7 @@ def import_h5ad(job: Import) -> None:
     """
     if importlib.util.find_spec("h5py") is None:
         raise InputError(f"{job.path}: reading .h5ad needs AnnData: {install('h5ad')}")
+    job = replace(job, source=replace(job.source, inner=job.source.inner or "X"))
     with _local_file(job) as file, _reader(file, job) as reader:
         found = reader.answer()
         streams = {}

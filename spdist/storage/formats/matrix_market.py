@@ -24,7 +24,8 @@ from spdist.kernels.cpu.numba_compile import kept
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
-from spdist.storage.formats.source import BoundedText, Import
+from spdist.storage.formats.source import Import
+from spdist.storage.formats.text import TextFile
 
 TEXT_BYTES = 4 << 20
 """Bytes of text read at a time; its entries take about three times as much memory, at worst eleven times."""
@@ -114,10 +115,10 @@ def import_text(job: Import) -> None:
     MatrixError
         If it is damaged, or claims more entries than a file of its size can hold; names the line.
     """
-    text = BoundedText(job.source)
+    text = TextFile(job.source)
     header = read_header(text, job.path)
     shape = job.shape(header.shape)
-    room = job.source.inflated if text.compressed else job.source.size
+    room = job.source.inflated if text.packing else job.source.size
     if header.count * 2 * header.numbers > room:  # a digit and a separator for each number
         raise header.error(
             header.lines,

@@ -6,8 +6,6 @@ is therefore held against its own size, and against the free disk, before anythi
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +22,8 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import check_dtype
 from spdist.storage import locations
 from spdist.storage.atomic_replace import Progress, Stage
-from spdist.storage.external_sort import Duplicates, Entries, RowSorter
+from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.formats.reading import Reading, ReadOptions
 from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
@@ -92,7 +91,7 @@ class Source:
     size : int
         Bytes of the file.
     inner : str
-        Path of the matrix inside an .h5ad.
+        Path of the matrix inside the file, after ``::``; empty if none was given.
     """
 
     path: str
@@ -140,12 +139,11 @@ class Import:
     progress : callable
     bucket_bytes : int
         Bytes of entries sorted at a time.
+    options : ReadOptions
+    reading : Reading
+        Gets what the reader finds.
     labels : Path, optional
         Where to write the names of vertices.
-    duplicates : {"sum", "max", "first"}
-        What becomes of edges in one place.
-    has_names : bool
-        Whether vertices have names.
     names : AxisNames
         Of the matrix, once a reader has found them.
     """
@@ -155,9 +153,9 @@ class Import:
     facts: dict[str, Any]
     progress: Progress
     bucket_bytes: int
+    options: ReadOptions
+    reading: Reading
     labels: Path | None = None
-    duplicates: Duplicates = "sum"
-    has_names: bool = False
     names: AxisNames = NO_NAMES
 
     @property
@@ -219,50 +217,20 @@ class Import:
         for block in blocks:
             writer.append(block)
             self.report_written(writer.nnz, nnz)
+        self.facts["provenance"]["read"] = self.reading.line(self.names)
         writer.close()
         self.report_written(1, 1)
 
     def sort(self, batches: Iterable[Entries], shape: tuple[int, int], dtype: np.dtype[Any], expected: int) -> None:
         """Sort entries into rows and write them."""
         sizes: dict[str, Any] = {"expected": expected, "bucket_bytes": self.bucket_bytes}
-        sorter = RowSorter(self.stage.scratch, shape, dtype, duplicates=self.duplicates, **sizes)
+        sorter = RowSorter(self.stage.scratch, shape, dtype, duplicates=self.options.duplicates, **sizes)
         done = 0
         for entries in batches:
             sorter.add(entries)
             done += len(entries.rows)
             self.report_read(done, expected)
         self.write(sorter.blocks(), shape[1], dtype, expected)
-
-
-class BoundedText:
-    """The text of a file, decompressed if its name says so; refuses to inflate to many times the file's bytes."""
-
-    def __init__(self, source: Source) -> None:
-        self.source, self.done = source, 0
-        self.compressed = source.path.endswith((".gz", ".bz2"))
-        self.file: Any = source.file
-        if source.path.endswith(".gz"):
-            self.file = gzip.GzipFile(fileobj=source.file)
-        elif source.path.endswith(".bz2"):
-            self.file = bz2.BZ2File(source.file)
-
-    def read(self, count: int) -> bytes:
-        """Return the next bytes, at most `count`; none at the end."""
-        with foreign(self.source.path):
-            found: bytes = self.file.read(count)
-        return self._counted(found)
-
-    def readline(self, count: int) -> bytes:
-        """Return the rest of the line, at most `count` bytes of it."""
-        with foreign(self.source.path):
-            found: bytes = self.file.readline(count)
-        return self._counted(found)
-
-    def _counted(self, found: bytes) -> bytes:
-        self.done += len(found)
-        if self.compressed:
-            self.source.check_inflated(self.done, "unpack it first if it is meant to")
-        return found
 
 
 def check_numbers(dtype: np.dtype[Any], path: str, name: str, kinds: str) -> np.dtype[Any]:

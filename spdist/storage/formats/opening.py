@@ -1,0 +1,72 @@
+"""Open what is imported: a path, a URL, or standard input, which is copied to a file first."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from spdist.errors import InputError, one_line
+from spdist.storage import locations
+
+STANDARD_INPUT = "-"
+"""The path that stands for standard input."""
+
+CONNECT_SECONDS = 8
+"""Seconds within which the server of a URL must be reached."""
+
+READ_SECONDS = 8
+"""Longest pause of the server of a URL, in seconds."""
+
+
+def check_file(path: str) -> None:
+    """Refuse a local path that is no file: reading a pipe may wait for ever, and a device never ends."""
+    if path != STANDARD_INPUT and locations.is_local(path) and not locations.local_path(path).is_file():
+        problem = "is no ordinary file" if locations.exists(path) else "there is no such file"
+        raise InputError(f"{path}: {problem}; name a file, or - for standard input")
+
+
+@contextmanager
+def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a local path, an fsspec URL or standard input for reading and seeking.
+
+    Parameters
+    ----------
+    path : str
+    scratch : Path, optional
+        Folder for a copy of standard input; by default the system's for temporary files.
+    """
+    if path == STANDARD_INPUT:
+        with tempfile.TemporaryFile(dir=scratch) as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.seek(0)
+            yield cast(BinaryIO, file)
+        return
+    if locations.is_local(path):
+        with locations.local_path(path).open("rb") as local:
+            yield local
+        return
+    fsspec: Any = importlib.import_module("fsspec")
+    try:
+        file = fsspec.open(path, "rb", **_patience(path)).open()
+    except Exception as error:  # each file system of fsspec raises its own: no such scheme, no credentials, no answer
+        cause = error.__cause__ or error
+        problem = one_line(cause) or type(cause).__name__
+        raise InputError(f"{path}: cannot be opened ({problem}); correct the address, or copy the file here") from error
+    with file:
+        yield file
+
+
+def _patience(path: str) -> dict[str, Any]:
+    """Return options with which fsspec's file systems soon fail if a server does not answer."""
+    scheme = path.partition("://")[0]
+    if scheme in ("http", "https"):
+        aiohttp: Any = importlib.import_module("aiohttp")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+        return {"client_kwargs": {"timeout": timeout}}
+    return locations.storage_options(path)

@@ -1,0 +1,132 @@
+"""The formats of files that are imported: their endings, their readers, the options that each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spdist.errors import InputError
+from spdist.storage import locations
+from spdist.storage.foreign.parents import members_of
+from spdist.storage.formats.edge_list import import_edges
+from spdist.storage.formats.h5ad import import_h5ad
+from spdist.storage.formats.matrix_market import import_text
+from spdist.storage.formats.npz import import_npz
+from spdist.storage.formats.opening import STANDARD_INPUT
+from spdist.storage.formats.reading import ReadOptions
+from spdist.storage.formats.source import Import
+from spdist.storage.formats.text import PACKINGS, packing_of
+
+EDGE_OPTIONS = frozenset({"names", "duplicates", "header", "columns", "separator", "quotes", "allow_nan"})
+"""Options of lists of edges."""
+
+MEANINGS = {
+    "names": "names of vertices",
+    "duplicates": "edges",
+    "header": "header",
+    "columns": "columns to choose from",
+    "separator": "choice of separators",
+    "quotes": "quoted fields",
+    "allow_nan": "weights to refuse",
+    "orient": "cells and genes",
+    "dense": "dense array",
+}
+"""What a file has that an option is about."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes
+    ----------
+    name : str
+        With its article, as a sentence says it.
+    endings : tuple of str
+        Of names of files; the first, without its dot, is the format's name for ``--format``.
+    read : callable
+        Imports one file: takes an `Import`.
+    takes : frozenset of str
+        Fields of `ReadOptions` that mean something for it.
+    is_text : bool
+        Whether the file may be compressed whole (.gz, .bz2, .xz, .zst).
+    holds : callable, optional
+        Of a format that is a folder or a group and no file: whether a normalised path or URL is one.
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    read: Callable[[Import], None]
+    takes: frozenset[str] = frozenset()
+    is_text: bool = False
+    holds: Callable[[str], bool] | None = None
+
+    def check(self, options: ReadOptions, source: str) -> None:
+        """Refuse options that mean nothing for this format.
+
+        Parameters
+        ----------
+        options : ReadOptions
+        source : str
+            The file, for the message.
+        """
+        for name, value in options.changed().items():
+            if name not in self.takes:
+                those = " or ".join(each.name for each in FORMATS if name in each.takes)
+                raise InputError(
+                    f"{name}={value!r}: {source} is {self.name} and has no {MEANINGS[name]}, as {those} may; leave it out"
+                )
+
+
+FORMATS = (
+    Format("a Matrix Market file", (".mtx",), import_text, is_text=True),
+    Format("a file of scipy.sparse.save_npz", (".npz",), import_npz),
+    Format("an AnnData file", (".h5ad",), import_h5ad),
+    Format("a list of edges", (".abc", ".tsv", ".csv", ".txt", ".edges"), import_edges, EDGE_OPTIONS, is_text=True),
+)
+"""All formats."""
+
+
+def format_of(path: str, source: str, format: str | None = None) -> Format:
+    """Return the format of a file.
+
+    Parameters
+    ----------
+    path : str
+        Normalised path or URL, or - for standard input.
+    source : str
+        As it was given, for messages.
+    format : str, optional
+        An ending that the file should be read as, without its dot, whatever its name.
+
+    Raises
+    ------
+    InputError
+        If it is not known.
+    """
+    name = path if format is None else f".{format.removeprefix('.')}"
+    packing = packing_of(name)
+    if format is None and path != STANDARD_INPUT:
+        for each in FORMATS:
+            if each.holds is not None and each.holds(path):
+                return each
+    for each in FORMATS:
+        if name.removesuffix(packing).endswith(each.endings):
+            if packing and not each.is_text:
+                raise InputError(f"{source}: {each.name} is not read compressed as {packing}; unpack it first")
+            return each
+    known = ", ".join(ending for each in FORMATS for ending in each.endings)
+    if format is not None:
+        raise InputError(f"format={format!r} is not known; known are {known.replace('.', '')}")
+    if path == STANDARD_INPUT:
+        raise InputError(f"standard input has no name that says what it is: pass --format; known are {known}")
+    if locations.is_local(path) and locations.local_path(path).is_dir():
+        held = ", ".join(f"{path}/{member}" for member in members_of(path))
+        found = (
+            f"it holds {held}, each of which spdist takes as it is" if held else "give spdist plan or multiply its path"
+        )
+        raise InputError(f"{source} is a folder of Zarr, which needs no import: {found}")
+    raise InputError(
+        f"{source}: cannot tell the format from the name; known are {known}, of text also with {', '.join(PACKINGS)}; "
+        f"or pass --format"
+    )
