@@ -74,7 +74,8 @@ class Format:
             if name not in self.takes:
                 those = " or ".join(each.name for each in FORMATS if name in each.takes)
                 raise InputError(
-                    f"{name}={value!r}: {source} is {self.name} and has no {MEANINGS[name]}, as {those} may; leave it out"
+                    f"{name}={value!r}: {source} is {self.name} and has no {MEANINGS[name]}, as {those} may; "
+                    f"leave it out"
                 )
 
 
