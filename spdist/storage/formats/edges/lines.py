@@ -155,7 +155,8 @@ class LineReader:
         if dialect.separator == TAB_OR_SPACE:
             note(out.doubts, SPACED if separator == SPACE else TABBED, line)
         if not self.numbers:
-            if dialect.separator == TAB_OR_SPACE and separator == TAB and any(map(BLANK.search, ends)):
+            may_have_spaces = dialect.separator == TAB_OR_SPACE and separator == TAB
+            if may_have_spaces and not out.doubts[SPACED_NAME, 0] and any(map(BLANK.search, ends)):
                 note(out.doubts, SPACED_NAME, line)
             if separator != SPACE and self._is_padded(record, separator):
                 note(out.doubts, PADDED, line)

@@ -44,8 +44,8 @@ BASIS = secrets.randbits(63) | 1
 """What hashes of names begin with: nobody can write a file whose names all fall in one place."""
 LEFT_TO_PYTHON = -1
 """Number of fields of a line that only Python can read."""
-PLACES = 8
-"""Begin and end of source, target and weight in a line; whether a name is padded, whether a name has a blank."""
+PLACES = 7
+"""Begin and end of source, target and weight in a line; whether blanks are around a name."""
 
 Letters = np.ndarray[Any, np.dtype[np.uint8]]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
@@ -149,12 +149,18 @@ def find_words(
         Gets the doubtful lines.
     """
     at, count, nodd, lines = 0, 0, 0, 0
+    rule, quotes, mark, third = rules[0], rules[1] != 0, rules[2], rules[5]
     while at < len(text):
-        stop, separator, first = at, rules[0], at
-        tabs, quoted = False, False
-        while text[stop] != NEWLINE:
-            tabs |= text[stop] == TAB
-            quoted |= text[stop] == QUOTE
+        stop, separator, first = at, rule, at
+        tabs, blanks, quoted = False, False, False
+        while True:
+            letter = text[stop]
+            if letter <= QUOTE:  # as few letters of a line are: tabs, its end, quotes, spaces
+                if letter == NEWLINE:
+                    break
+                tabs |= letter == TAB
+                blanks |= letter != TAB and letter <= SPACE
+                quoted |= letter == QUOTE
             stop += 1
         lines += 1
         while first < stop and is_blank(text[first]):
@@ -169,7 +175,11 @@ def find_words(
             continue
         if separator == TAB_OR_SPACE:
             separator = TAB if tabs else SPACE
-        found = split_line(text, begin_of_line, stop, separator, rules, places)
+        is_plain = separator != SPACE and not blanks and not quoted and (separator == TAB or not tabs)
+        if is_plain:
+            found = split_plain(text, begin_of_line, stop, separator, rules[3], rules[4], third, places)
+        else:
+            found = split_line(text, begin_of_line, stop, separator, quotes, rules[3], rules[4], third, places)
         bounds = 8 if separator == SPACE else 6
         if found < rules[bounds] or found > rules[bounds + 1]:
             return -1, 0, 0
@@ -181,37 +191,42 @@ def find_words(
             if numbers and key == NO_NUMBER:
                 return -1, 0, 0
             begins[2 * count + word], lengths[2 * count + word], keys[2 * count + word] = begin, end - begin, key
-        places[6] &= not (quoted and rules[1])
-        weight = 1.0
-        if rules[5] >= 0 and rules[5] < found:
-            weight = weight_at(text, places[4], places[5], rules[2], powers)
+        weight, weighted = 1.0, 0 <= third < found
+        if weighted:
+            weight = weight_at(text, places[4], places[5], mark, powers)
             if weight != weight:
                 odd[nodd, 0], odd[nodd, 1], odd[nodd, 2] = count, places[4], places[5]
                 nodd += 1
         weights[count] = weight
-        note_line(text, separator, rules, found, numbers, lines, places, doubts)
+        count_line(doubts, WEIGHTED if weighted else UNWEIGHTED, lines)
+        if rule == TAB_OR_SPACE:
+            count_line(doubts, SPACED if separator == SPACE else TABBED, lines)
+        if not numbers:
+            if places[6] and not (quotes and quoted):
+                count_line(doubts, PADDED, lines)
+            if blanks and rule == TAB_OR_SPACE and separator == TAB and doubts[SPACED_NAME, 0] == 0:
+                note_spaces(text, lines, places, doubts)
+        if weighted and mark == COMMA:
+            note_mark(text, lines, places, doubts)
         count += 1
     return count, nodd, lines
 
 
 @part
-def note_line(
-    text: Letters, separator: int, rules: Int64Array, found: int, numbers: bool, line: int, places: Int64Array,
-    doubts: Int64Array,
-) -> None:  # fmt: skip
-    """Count an edge among the kinds of lines that it belongs to."""
-    weighted = rules[5] >= 0 and rules[5] < found
-    count_line(doubts, WEIGHTED if weighted else UNWEIGHTED, line)
-    if rules[0] == TAB_OR_SPACE:
-        count_line(doubts, SPACED if separator == SPACE else TABBED, line)
-        if separator == TAB and not numbers and places[7]:
-            count_line(doubts, SPACED_NAME, line)
-    if places[6] and not numbers:
-        count_line(doubts, PADDED, line)
-    if weighted and rules[2] == COMMA:
-        for t in range(places[4], places[5]):
-            if text[t] == COMMA or text[t] == DOT:
-                count_line(doubts, COMMA_MARK if text[t] == COMMA else POINT_MARK, line)
+def note_spaces(text: Letters, line: int, places: Int64Array, doubts: Int64Array) -> None:
+    """Count a line with a blank in the name of a vertex."""
+    for word in range(2):
+        for t in range(places[2 * word], places[2 * word + 1]):
+            if is_blank(text[t]):
+                doubts[SPACED_NAME, 0], doubts[SPACED_NAME, 1] = 1, line
+
+
+@part
+def note_mark(text: Letters, line: int, places: Int64Array, doubts: Int64Array) -> None:
+    """Count a line whose weight has a decimal mark."""
+    for t in range(places[4], places[5]):
+        if text[t] == COMMA or text[t] == DOT:
+            count_line(doubts, COMMA_MARK if text[t] == COMMA else POINT_MARK, line)
 
 
 @part
@@ -223,10 +238,36 @@ def count_line(doubts: Int64Array, kind: int, line: int) -> None:
 
 
 @part
-def split_line(text: Letters, at: int, stop: int, separator: int, rules: Int64Array, places: Int64Array) -> int:
+def split_plain(
+    text: Letters, at: int, stop: int, separator: int, source: int, target: int, weight: int, places: Int64Array
+) -> int:
+    """Find the words of a line without blanks and quotes; return how many fields it has."""
+    found = 0
+    places[6] = 0
+    while True:
+        begin = at
+        while at < stop and text[at] != separator:
+            at += 1
+        if found == source:
+            places[0], places[1] = begin, at
+        elif found == target:
+            places[2], places[3] = begin, at
+        elif found == weight:
+            places[4], places[5] = begin, at
+        found += 1
+        if at == stop:
+            return found
+        at += 1
+
+
+@part
+def split_line(
+    text: Letters, at: int, stop: int, separator: int, quotes: bool, source: int, target: int, weight: int,
+    places: Int64Array,
+) -> int:  # fmt: skip
     """Find the words of a line that are read; return how many fields it has, or `LEFT_TO_PYTHON`."""
-    found, spaced, quotes = 0, separator == SPACE, rules[1] != 0
-    places[6], places[7] = 0, 0
+    found, spaced = 0, separator == SPACE
+    places[6] = 0
     while True:
         whole = at
         while at < stop and is_blank(text[at]) and text[at] != separator:
@@ -257,26 +298,19 @@ def split_line(text: Letters, at: int, stop: int, separator: int, rules: Int64Ar
             while end > begin and is_blank(text[end - 1]):
                 end -= 1
             padded = not spaced and (begin > whole or end < at)
-        for word in range(3):
-            if rules[3 + word] == found:
-                places[2 * word], places[2 * word + 1] = begin, end
-                if word < 2:
-                    places[6] |= padded and end > begin
-                    places[7] |= has_blank(text, begin, end)
+        if found == source:
+            places[0], places[1] = begin, end
+            places[6] |= padded
+        elif found == target:
+            places[2], places[3] = begin, end
+            places[6] |= padded
+        elif found == weight:
+            places[4], places[5] = begin, end
         found += 1
         if not spaced:
             if at == stop:
                 return found
             at += 1
-
-
-@part
-def has_blank(text: Letters, begin: int, end: int) -> bool:
-    """Whether a word has a blank in it."""
-    for t in range(begin, end):  # noqa: SIM110
-        if is_blank(text[t]):
-            return True
-    return False
 
 
 @part
