@@ -16,6 +16,7 @@ import numpy as np
 
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
+from spdist.storage.radix_sort import stable_order
 
 BUCKET_BYTES = 24 << 20
 """Bytes of the entries of one bucket; sorting a bucket takes about seven times as much memory."""
@@ -214,7 +215,7 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     """
     rows, columns, _ = entries
     if len(rows) and int(rows.max()) < (1 << 63) // max(ncols, 1):
-        order = np.argsort(rows.astype(np.int64) * ncols + columns, kind="stable")
+        order = stable_order((rows.astype(np.int64) - int(rows.min())) * ncols + columns)
     else:
         order = np.lexsort((columns, rows))
     entries = entries.take(order)

@@ -11,6 +11,9 @@ from spdist.matrices.dtypes import Int64Array
 from spdist.storage.formats.edges.doubts import no_doubts
 from spdist.storage.formats.edges.words import BASIS, NEWLINE, Hashes, Letters, Words, hash_of
 
+LOOKED_UP = 32
+"""Names that are looked up together, so that the waits for memory overlap."""
+
 
 class ManyNames:
     """Vertices that have names, in a file of any length.
@@ -121,8 +124,15 @@ def find_names(
     out : (k,) int64
         Gets the numbers.
     """
-    for i in range(len(begins)):
-        out[i] = slots[slot_of(text, begins[i], lengths[i], keys[i], slots, letters), 3] - 1
+    last = np.uint64(len(slots) - 1)
+    for first in range(0, len(begins), LOOKED_UP):
+        stop = min(first + LOOKED_UP, len(begins))
+        for i in range(first, stop):  # slots, then letters come from memory side by side, before they are compared
+            out[i] = slots[keys[i] & last, 1]
+        for i in range(first, stop):
+            out[i] = letters[out[i]]
+        for i in range(first, stop):
+            out[i] = slots[slot_of(text, begins[i], lengths[i], keys[i], slots, letters), 3] - 1
 
 
 @compiled
