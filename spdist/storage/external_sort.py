@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from spdist.kernels.radix_sort import stable_order
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
-from spdist.storage.radix_sort import stable_order
 
 BUCKET_BYTES = 24 << 20
 """Bytes of the entries of one bucket; sorting a bucket takes about seven times as much memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spdist.storage import radix_sort
+from spdist.kernels import radix_sort
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2047, 2048, 10**6, 1 << 40, (1 << 63) - 1])
