@@ -28,7 +28,10 @@ def choose(sparse: list[str], dense: list[str], others: list[str]) -> str:
         )
     if dense:
         return dense[0]
-    raise RefusedError(f"it holds no matrix of numbers; there is {listed(others)}")
+    raise RefusedError(
+        f"none of its variables is a matrix of numbers; there is {listed(others)}; a field of a struct is named as in "
+        f"FILE.mat::STRUCT.FIELD"
+    )
 
 
 def fields_left_out(fields: list[str]) -> list[str]:

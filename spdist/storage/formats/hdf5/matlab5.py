@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -27,16 +28,11 @@ def describe(raw: BinaryIO, settings: Settings) -> Description:
         left_out = [f"variable {other}" for other in variables if other != name]
     if name not in variables:
         raise RefusedError(f"there is no variable '{name}'; there is {_spelled(variables)}")
-    value = _load(raw, name)
-    for field in fields:
-        names = value.dtype.names if isinstance(value, np.ndarray) and value.size == 1 else None
-        if not names or field not in names:
-            raise RefusedError(f"{name} is no struct with a field '{field}'; its fields: {listed(names or ())}")
-        left_out = fields_left_out(list(names)) if fields == ["A"] else []
-        value = value[field].flat[0]
-    inner = ".".join([name, *fields])
-    found = _described(inner, value, variables[name][0] == "logical")
-    found.left_out = left_out
+    value, beside = _load(raw, name, fields)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":  # as bytes, though its class may be double
+        value, _ = _load(raw, name, fields, mat_dtype=True)  # which would drop imaginary parts
+    found = _described(".".join([name, *fields]), value, variables[name][0] == "logical")
+    found.left_out = fields_left_out(beside) if (name, *fields) == ("Problem", "A") else left_out
     others = [each for each, (kind, _) in variables.items() if kind == "sparse"]
     found.sparse = listed(others) if found.kind == "dense" and not settings.dense else ""
     return found
@@ -44,7 +40,7 @@ def describe(raw: BinaryIO, settings: Settings) -> Description:
 
 def _choose(raw: BinaryIO, variables: Variables) -> str:
     """Return the variable to read; whether one of class logical is sparse is known once it is read."""
-    logical = {name: sp.issparse(_load(raw, name)) for name, (kind, _) in variables.items() if kind == "logical"}
+    logical = {name: sp.issparse(_load(raw, name)[0]) for name, (kind, _) in variables.items() if kind == "logical"}
     sparse = [name for name, (kind, _) in variables.items() if kind == "sparse" or logical.get(name)]
     dense = [
         name
@@ -58,9 +54,17 @@ def _spelled(variables: Variables) -> str:
     return listed(f"{name} ({kind} {' x '.join(map(str, shape))})" for name, (kind, shape) in variables.items())
 
 
-def _load(raw: BinaryIO, name: str) -> Any:
+def _load(raw: BinaryIO, name: str, fields: Sequence[str] = (), mat_dtype: bool = False) -> tuple[Any, list[str]]:
+    """Return a variable, or a field of a struct, and the names of the fields of the innermost struct."""
     raw.seek(0)
-    return scipy.io.loadmat(cast(Any, raw), variable_names=[name], mat_dtype=True).get(name)
+    value = scipy.io.loadmat(cast(Any, raw), variable_names=[name], mat_dtype=mat_dtype).get(name)
+    names: list[str] = []
+    for field in fields:
+        names = list(value.dtype.names or ()) if isinstance(value, np.ndarray) and value.size == 1 else []
+        if field not in names:
+            raise RefusedError(f"'{name}' is no struct with a field '{field}'; its fields: {listed(names)}")
+        value = value[field].flat[0]
+    return value, names
 
 
 def _described(inner: str, value: Any, is_logical: bool) -> Description:
@@ -88,4 +92,4 @@ def _as_matlab(data: Any, is_logical: bool) -> Any:
 
 
 def _held(values: Any) -> Array:
-    return Array(values.shape, values.dtype, lambda at: values[at])
+    return Array(values.shape, values.dtype, lambda at: values[at], (1,) * values.ndim)

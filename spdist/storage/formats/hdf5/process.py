@@ -74,8 +74,8 @@ def described(raw: BinaryIO, is_matlab5: bool, settings: Settings) -> Iterator[D
             yield matlab5.describe(raw, settings)
         except MemoryError:
             raise RefusedError(
-                f"a file before MATLAB 7.3 is read whole, and this takes more than {growth >> 20:,} MiB, the limit for "
-                f"{size >> 20:,} MiB; save it with -v7.3, or as .mtx, which are read in pieces"
+                f"files before MATLAB 7.3 are read whole, and this one takes more than {growth >> 20:,} MiB, the limit "
+                f"for {size:,} bytes; save it with -v7.3, or as .mtx, which are read in pieces"
             ) from None
         return
     import h5py

@@ -21,7 +21,6 @@ from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
-import spdist
 from spdist.errors import InputError, MatrixError, install, one_line
 from spdist.matrices.dtypes import ValueArray
 from spdist.storage import locations
@@ -34,6 +33,9 @@ from spdist.storage.names.names import AxisNames, Names, wrong_number
 
 PROCESS = "spdist.storage.formats.hdf5.process"
 """Module that the child runs."""
+
+PACKAGES = str(Path(__file__).parents[4])
+"""Folder in which the child finds spdist."""
 
 PATIENCE = 60.0
 """Seconds to wait for an answer: at most 64 MB from a slow disk. What computes is ended earlier."""
@@ -96,7 +98,7 @@ def _import_file(job: Import, file: BinaryIO, is_matlab5: bool) -> None:
         reader.name = f"{job.path}::{found['inner']}" if found["inner"] else job.path
         _check_orient(job, found["format"])
         job.reading.format = found["format"]
-        job.reading.found += found["found"]
+        job.reading.found += [*filter(None, [found["inner"]]), *found["found"]]
         job.reading.left_out += found["left_out"]
         shape = job.shape(found["shape"])
         streams = {
@@ -175,8 +177,7 @@ def _reader(file: BinaryIO, job: Import, is_matlab5: bool) -> Iterator[_Reader]:
     settings = Settings(
         job.source.inner, options.orient or "", options.dense, {name: list(each) for name, each in FRAMES.items()}
     )
-    package = str(Path(spdist.__file__).parent.parent)
-    paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", PROCESS, str(file.fileno()), "matlab5" if is_matlab5 else "hdf5"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[file.fileno()], bufsize=0,
