@@ -33,9 +33,9 @@ def describe(file: Any, settings: Settings) -> Description:
     header = header.get("binsparse", header) if isinstance(header, dict) else None
     if not isinstance(header, dict) or not isinstance(header.get("data_types"), dict):
         raise RefusedError("its attribute 'binsparse' describes no matrix")
-    kind = header.get("format")
+    kind = str(header.get("format"))
     if kind not in LAYOUTS:
-        raise RefusedError(f"binsparse format {kind!r} is not read; known are {', '.join(LAYOUTS)}")
+        raise RefusedError(f"binsparse format {kind} is not read; known are {', '.join(LAYOUTS)}")
     if header.get("structure") is not None:
         raise RefusedError(f"structure {header['structure']!r} is not read; store both triangles of the matrix")
     shape, count = header.get("shape"), header.get("number_of_stored_values")
