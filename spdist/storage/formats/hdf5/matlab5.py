@@ -57,7 +57,7 @@ def _spelled(variables: Variables) -> str:
 def _load(raw: BinaryIO, name: str, fields: Sequence[str] = (), mat_dtype: bool = False) -> tuple[Any, list[str]]:
     """Return a variable, or a field of a struct, and the names of the fields of the innermost struct."""
     raw.seek(0)
-    value = scipy.io.loadmat(cast(Any, raw), variable_names=[name], mat_dtype=mat_dtype).get(name)
+    value: Any = scipy.io.loadmat(cast(Any, raw), variable_names=[name], mat_dtype=mat_dtype).get(name)
     names: list[str] = []
     for field in fields:
         names = list(value.dtype.names or ()) if isinstance(value, np.ndarray) and value.size == 1 else []
