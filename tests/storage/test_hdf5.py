@@ -181,6 +181,30 @@ def test_mudata(tmp_path):
     assert names == (CELLS, GENES)
 
 
+def test_filters_that_h5py_lacks(tmp_path):
+    """As hdf5plugin's zstd; here it is optional, so that h5py writes the file."""
+    with h5py.File(tmp_path / "a.h5ad", "w") as file:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((5, 5))
+        plist.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))
+        space = h5py.h5s.create_simple((30, 20))
+        h5py.h5d.create(file.id, b"X", h5py.h5t.IEEE_F32LE, space, plist)
+    refused(tmp_path / "a.h5ad", tmp_path, r"array 'X' needs the filter .* \(32015\), which is not read", dense=True)
+
+
+def test_many_and_odd_names(tmp_path):
+    """Lists of what a file holds stay short, and in one line."""
+    with h5py.File(tmp_path / "a.mat", "w") as file:
+        file.create_group("a\x1b[2J").attrs["MATLAB_sparse"] = np.uint64(1)
+        file["a\x1b[2J/jc"] = np.zeros(3, "u8")
+        for k in range(200):
+            file.create_group(f"{k:0500}")
+    _, _, said = read(tmp_path / "a.mat", tmp_path)
+    assert said.startswith("read as a MATLAB file; a\\x1b[2J; no names; left out: variable 000")
+    assert len(said) < 1000
+    assert said.isprintable()
+
+
 def test_dense_that_lies(tmp_path):
     for change, what in (
         ({"shape": (1 << 20, 1 << 20), "dtype": "f4", "chunks": (64, 64)}, "inflate to 4.00 TiB"),
@@ -232,12 +256,15 @@ def test_cell_ranger_3(tmp_path):
         assert names == (CELLS, GENES)
         assert said == (
             f"read as a 10x Genomics file; matrix; cells x genes (stored as genes x cells); {said_kinds}; "
-            f"names of rows and columns"
+            f"names of rows and columns; left out: identifiers of genes"
         )
     found, names, said = read(path, tmp_path, orient="genes-by-cells")
     assert_same(found, COUNTS)
     assert names == (GENES, CELLS)
-    assert said == (f"read as a 10x Genomics file; matrix; genes x cells; {said_kinds}; names of rows and columns")
+    assert said == (
+        f"read as a 10x Genomics file; matrix; genes x cells; {said_kinds}; names of rows and columns; "
+        "left out: identifiers of genes"
+    )
     refused(f"{path}::none", tmp_path, "there is no such matrix; there is matrix$")
 
 
@@ -249,7 +276,8 @@ def test_cell_ranger_2(tmp_path):
     assert_same(found, COUNTS.T)
     assert names == (CELLS, GENES)
     assert said == (
-        "read as a 10x Genomics file; mm10; cells x genes (stored as genes x cells); names of rows and columns"
+        "read as a 10x Genomics file; mm10; cells x genes (stored as genes x cells); names of rows and columns; "
+        "left out: identifiers of genes"
     )
     with h5py.File(path, "a") as file:
         put_10x(file.create_group("hg19"), 2 * COUNTS, barcodes=CELLS, genes=IDS)

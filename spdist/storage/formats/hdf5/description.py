@@ -105,10 +105,9 @@ class Description:
         """Return the description as JSON takes it."""
         arrays = {name: [list(each.shape), each.dtype.str, list(each.chunk)] for name, each in self.arrays.items()}
         lengths = {axis: None if each is None else each.shape[0] for axis, each in self.names.items()}
-        kept = ("format", "inner", "kind", "by_columns", "sparse", "found", "left_out")
-        return {name: getattr(self, name) for name in kept} | {
-            "shape": self.shape[:9], "arrays": arrays, "names": lengths,
-        }  # fmt: skip
+        kept = {name: getattr(self, name) for name in ("format", "inner", "kind", "by_columns", "sparse", "found")}
+        left_out = [listed(self.left_out)] if self.left_out else []
+        return kept | {"shape": self.shape[:9], "arrays": arrays, "names": lengths, "left_out": left_out}
 
 
 def listed(names: Iterable[str]) -> str:

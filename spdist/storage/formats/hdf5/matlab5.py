@@ -85,9 +85,9 @@ def _described(inner: str, value: Any, is_logical: bool) -> Description:
 
 def _as_matlab(data: Any, is_logical: bool) -> Any:
     """Return values in MATLAB's dtype: a sparse matrix holds doubles, though the file may store them as bytes."""
-    if is_logical:
+    if is_logical or data.dtype.kind == "b":
         return data != 0
-    is_double = data.dtype.kind in "bf" or (data.dtype.kind in "iu" and data.dtype.itemsize < 8)
+    is_double = data.dtype.kind == "f" or (data.dtype.kind in "iu" and data.dtype.itemsize < 8)
     return data.astype(np.float64, copy=False) if is_double else data
 
 

@@ -96,6 +96,13 @@ def check_dataset(name: str, dataset: Any, dimensions: int = 1) -> None:
         raise RefusedError(f"there is no array '{name}' of {('one dimension', 'two dimensions')[dimensions - 1]}")
     if dataset.id.get_create_plist().get_external_count() or dataset.is_virtual:
         raise RefusedError(f"array '{name}' lies in other files, which are not read; copy it into this one")
+    filters = dataset.id.get_create_plist()
+    for number, _, _, spelled in (filters.get_filter(k) for k in range(filters.get_nfilters())):
+        if not h5py.h5z.filter_avail(number):
+            shown = spelled.decode("utf-8", "replace") or "of HDF5"
+            raise RefusedError(
+                f"array '{name}' needs the filter {shown} ({number}), which is not read; write it with gzip"
+            )
     if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > CHUNK_BYTES:
         elements = " x ".join(f"{each:,}" for each in dataset.chunks)
         raise RefusedError(f"array '{name}' has HDF5 chunks of {elements} elements; write it with shorter ones")

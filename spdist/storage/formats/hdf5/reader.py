@@ -41,7 +41,7 @@ PATIENCE = 60.0
 """Seconds to wait for an answer: at most 64 MB from a slow disk. What computes is ended earlier."""
 
 PATIENCE_BYTES = 2 << 20
-"""Bytes of a MATLAB file before 7.3 for which the first answer may take another second."""
+"""Bytes of a MATLAB file before 7.3 for which there is another second."""
 
 READ_NAMES = 1 << 14
 """Names that are read at a time."""
@@ -77,13 +77,13 @@ def import_mat(job: Import) -> None:
     Parameters and errors are those of `import_hdf5`.
     """
     with _local_file(job) as file:
-        _import_file(job, file, is_matlab5=not _is_hdf5(file))
+        _import_file(job, file, is_matlab5=not _is_hdf5(file, job.path))
 
 
-def _is_hdf5(file: BinaryIO) -> bool:
-    """Whether a file is HDF5; its position is at the start before and after."""
+def _is_hdf5(file: BinaryIO, path: str) -> bool:
+    """Whether a file is HDF5; it is at its start before and after."""
     places = [0, *(512 << k for k in range(12))]
-    with foreign(getattr(file, "name", "")):
+    with foreign(path):
         found = any(file.seek(place) == place and file.read(len(SIGNATURE)) == SIGNATURE for place in places)
         file.seek(0)
     return found
@@ -92,14 +92,14 @@ def _is_hdf5(file: BinaryIO) -> bool:
 def _import_file(job: Import, file: BinaryIO, is_matlab5: bool) -> None:
     if not is_matlab5 and importlib.util.find_spec("h5py") is None:
         raise InputError(f"{job.path}: reading HDF5 needs h5py: {install('h5ad')}")
-    patience = PATIENCE + (job.source.size / PATIENCE_BYTES if is_matlab5 else 0)
     with _reader(file, job, is_matlab5) as reader:
-        found = reader.answer(patience)
-        reader.name = f"{job.path}::{found['inner']}" if found["inner"] else job.path
+        found = reader.answer()
+        inner = one_line(found["inner"], 100)
+        reader.name = f"{job.path}::{inner}" if inner else job.path
         _check_orient(job, found["format"])
         job.reading.format = found["format"]
-        job.reading.found += [*filter(None, [found["inner"]]), *found["found"]]
-        job.reading.left_out += found["left_out"]
+        job.reading.found += [one_line(each) for each in [inner, *found["found"]] if each]
+        job.reading.left_out += [one_line(each) for each in found["left_out"]]
         shape = job.shape(found["shape"])
         streams = {
             name: _H5Stream(reader, name, described, "biufc" if name in ("data", "values") else "iu")
@@ -184,7 +184,8 @@ def _reader(file: BinaryIO, job: Import, is_matlab5: bool) -> Iterator[_Reader]:
         env={**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        reader = _Reader(process, f"{job.path}::{settings.inner}" if settings.inner else job.path)
+        patience = PATIENCE + (job.source.size / PATIENCE_BYTES if is_matlab5 else 0)
+        reader = _Reader(process, f"{job.path}::{settings.inner}" if settings.inner else job.path, patience)
         reader.write(json.dumps(asdict(settings)))
         yield reader
     finally:
@@ -200,10 +201,12 @@ class _Reader:
     process : Popen
     name : str
         File and matrix, for messages.
+    patience : float
+        Seconds to wait for an answer.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
-        self.process, self.name = process, name
+    def __init__(self, process: subprocess.Popen[bytes], name: str, patience: float) -> None:
+        self.process, self.name, self.patience = process, name, patience
         self.pipe = cast(IO[bytes], process.stdout).fileno()
         self.waiting = b""
 
@@ -219,10 +222,10 @@ class _Reader:
         self.write(" ".join([name, *(f"{each.start} {each.stop}" for each in at)]))
         return self._bytes(self.answer()["bytes"])
 
-    def answer(self, patience: float | None = None) -> dict[str, Any]:
-        """Return the next line of JSON; it must come within `patience` seconds, by default `PATIENCE`."""
+    def answer(self) -> dict[str, Any]:
+        """Return the next line of JSON."""
         while b"\n" not in self.waiting:
-            self.waiting += self._more(time.monotonic() + (patience or PATIENCE))
+            self.waiting += self._more(time.monotonic() + self.patience)
             if len(self.waiting) > LINE_BYTES and b"\n" not in self.waiting[:LINE_BYTES]:
                 raise self._gone()
         line, _, self.waiting = self.waiting.partition(b"\n")
@@ -232,7 +235,7 @@ class _Reader:
         return found
 
     def _bytes(self, count: int) -> bytes:
-        parts, held, end = [self.waiting], len(self.waiting), time.monotonic() + PATIENCE
+        parts, held, end = [self.waiting], len(self.waiting), time.monotonic() + self.patience
         self.waiting = b""
         while held < count:
             parts.append(self._more(end))
@@ -243,7 +246,7 @@ class _Reader:
         """Return what the process has written, by the time `end` of `time.monotonic`."""
         ready, _, _ = select.select([self.pipe], [], [], max(end - time.monotonic(), 0))
         if not ready:
-            raise MatrixError(f"{self.name}: not read within {PATIENCE:.0f} s; copy the file to a quicker disk")
+            raise MatrixError(f"{self.name}: not read within {self.patience:.0f} s; copy the file to a quicker disk")
         found = os.read(self.pipe, 1 << 20)
         if not found:
             raise self._gone()

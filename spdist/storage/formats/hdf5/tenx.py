@@ -48,6 +48,8 @@ def describe(file: Any, settings: Settings) -> Description:
         kinds = _kinds(group, f"features/{what}")
         if len(kinds) > 1:
             found.found.append(f"of {len(kinds)} {what.replace('_', ' ')}s: {listed(kinds)}")
+    if names["rows" if transposed else "columns"] is not None and ("features/name" in group or "gene_names" in group):
+        found.left_out.append("identifiers of genes")
     others = [name for name in known if name != inner]
     if others:
         found.left_out.append(f"genomes {listed(others)}")
