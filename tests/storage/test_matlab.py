@@ -202,8 +202,7 @@ def write_73(path, write):
 
 def test_problem_of_suitesparse_73(tmp_path):
     def write(file):
-        problem = file.create_group("Problem")
-        matlab_class(problem, "struct")
+        problem = file.create_group("Problem")  # without MATLAB_class, as other programs write it
         put_sparse(problem, "A", A)
         put_sparse(problem, "Zeros", ZEROS)
         put_dense(problem, "b", np.ones((30, 1)))
@@ -223,7 +222,7 @@ def test_problem_of_suitesparse_73(tmp_path):
     assert_same(read(f"{path}::Problem.b", tmp_path, dense=True)[0], sp.csr_array(np.ones((30, 1))))
     for inner, what in (
         ("Problem.name", "Problem.name is no matrix of numbers but char; sparse in this file: other"),
-        ("Problem", "Problem is no matrix of numbers but struct"),
+        ("Problem", "Problem is no matrix of numbers but an object"),
         ("none.A", "there is no variable 'none.A'; there is Problem, other"),
         ("Problem.b", r"Problem\.b is a dense array: pass --dense"),
     ):

@@ -11,12 +11,17 @@ from spdist.storage.formats.hdf5.description import Array, Description, RefusedE
 from spdist.storage.formats.hdf5.matlab import FORMAT, NUMERIC, choose, fields_left_out
 from spdist.storage.formats.hdf5.objects import attribute, check_dataset, find, member, numbers, stored, word
 
+HEADER = b"MATLAB"
+"""First bytes of the block before HDF5."""
+
 HIDDEN = ("#refs#", "#subsystem#")
 """Groups in which MATLAB keeps what cells and objects refer to."""
 
 
-def is_matlab(file: Any) -> bool:
-    """Whether MATLAB wrote a file."""
+def is_matlab(file: Any, header: bytes) -> bool:
+    """Whether a file is MATLAB's: it begins with this word, or its variables have attributes of MATLAB."""
+    if header == HEADER:
+        return True
     items = (file[name] for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink))
     return any("MATLAB_class" in item.attrs or "MATLAB_sparse" in item.attrs for item in items)
 

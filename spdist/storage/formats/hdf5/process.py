@@ -84,12 +84,14 @@ def described(raw: BinaryIO, is_matlab5: bool, settings: Settings) -> Iterator[D
 
     limit_memory(GROWTH_BYTES)
     limit_time()
+    raw.seek(0)  # its position is the parent's
+    header = raw.read(len(matlab73.HEADER))
     with h5py.File(raw, "r") as file:
         if binsparse.is_binsparse(file, settings.inner):
             yield binsparse.describe(file, settings)
         elif tenx.groups_of(file):
             yield tenx.describe(file, settings)
-        elif matlab73.is_matlab(file):
+        elif matlab73.is_matlab(file, header):
             yield matlab73.describe(file, settings)
         else:
             yield anndata.describe(file, settings)
