@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import warnings
 
 import anndata
@@ -203,6 +205,35 @@ def test_many_and_odd_names(tmp_path):
     assert said.startswith("read as a MATLAB file; a\\x1b[2J; no names; left out: variable 000")
     assert len(said) < 1000
     assert said.isprintable()
+
+
+MEASURE = """
+import re, resource, sys
+from pathlib import Path
+from spdist.storage.import_export import import_matrix
+small, large, target = sys.argv[1:]
+def peaks():  # in KiB, of this process since it started, and of the largest child
+    own = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
+    return int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+import_matrix(small, target, dense=True)
+before = peaks()
+import_matrix(large, target, dense=True, overwrite=True)
+print(*(after - start for after, start in zip(peaks(), before)))
+"""
+
+
+@pytest.mark.parametrize("chunks", [(100, 100), (2000, 20), (1, 10000)])
+def test_dense_is_bounded_in_memory(tmp_path, chunks):
+    """160 MB of a dense array; import and child take far less beyond the import of a small one."""
+    for name, shape in (("small.h5ad", (4, 4)), ("large.h5ad", (2000, 10000))):
+        with h5py.File(tmp_path / name, "w") as file:
+            size = tuple(min(pair) for pair in zip(chunks, shape, strict=True))
+            made = file.create_dataset("X", shape, "f8", chunks=size, compression="gzip", compression_opts=1)
+            for row in range(0, shape[0], 400):
+                made[row, ::50] = 1.0
+    arguments = [str(tmp_path / name) for name in ("small.h5ad", "large.h5ad", "out.zarr")]
+    run = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True)
+    assert max(map(int, run.stdout.split())) < 64 << 10
 
 
 def test_dense_that_lies(tmp_path):
