@@ -369,6 +369,9 @@ def test_binsparse_of_other_kinds(tmp_path):
     binsparse.save_binsparse(tensor.COOCMatrix(A.shape, A.nnz, indices_0=by_columns.col, indices_1=by_columns.row,
                                                values=by_columns.data), path)  # fmt: skip
     assert_same(read(path, tmp_path)[0], A)
+    binsparse.save_binsparse(tensor.COORMatrix(A.shape, A.nnz, indices_0=by_columns.row, indices_1=by_columns.col,
+                                               values=by_columns.data), path)  # fmt: skip
+    refused(path, tmp_path, "format COOR is sorted by rows, and this file is not; it may have rows and columns")
     binsparse.save_binsparse(tensor.DVECVector((3,), 3, values=np.ones(3)), path)
     refused(path, tmp_path, "binsparse format DVEC is not read; known are CSR, CSC")
     binsparse.save_binsparse(from_scipy(A), path, header={"structure": "symmetric_lower"})

@@ -44,6 +44,9 @@ def describe(file: Any, settings: Settings) -> Description:
     _check_fill(group, header)
     layout, names = LAYOUTS[kind]
     arrays = {ours: _array(group, theirs, header, count) for ours, theirs in (names | {"data": "values"}).items()}
+    if layout == "coordinates":
+        first = "columns" if kind == "COOC" else "rows"
+        arrays[first] = _rising(arrays[first], f"format {kind} is sorted by {first}, and this file is not")
     return Description(FORMAT, inner, layout, shape, arrays, found=[f"format {kind}"])
 
 
@@ -88,6 +91,21 @@ def _complex(name: str, parts: Array) -> Array:
         return parts.read((slice(2 * at[0].start, 2 * at[0].stop),)).view(whole)
 
     return Array((parts.shape[0] // 2,), whole, read)
+
+
+def _rising(places: Array, problem: str) -> Array:
+    """Return an array that is read in order, and must rise: Finch once wrote rows in the place of columns."""
+    last = 0
+
+    def read(at: tuple[slice, ...]) -> npt.NDArray[Any]:
+        nonlocal last
+        found = places.read(at)
+        if len(found) and (found[0] < last or np.any(found[1:] < found[:-1])):
+            raise RefusedError(f"{problem}; it may have rows and columns in each other's place: store it as CSR")
+        last = found[-1] if len(found) else last
+        return found
+
+    return Array(places.shape, places.dtype, read)
 
 
 def _as_bool(found: Array) -> Any:
