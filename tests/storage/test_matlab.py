@@ -154,6 +154,12 @@ def test_files_of_scipy(path):
         np.testing.assert_array_equal(whole(found), value.toarray() if sp.issparse(value) else value)
 
 
+def test_dense_values_are_matlab_s():
+    """Doubles that the file stores as bytes; complex numbers keep their imaginary parts."""
+    assert described(DATA / "testmatrix_7.4_GLNX86.mat").arrays["values"].dtype == "f8"
+    assert described(DATA / "testcomplex_7.4_GLNX86.mat").arrays["values"].dtype == "c16"
+
+
 def test_memory_grows_with_the_file(tmp_path):
     """A file of 100 bytes that claims 3 GiB; what a larger file may take."""
     shutil.copy(DATA / "debigged_m4.mat", tmp_path / "a.mat")
