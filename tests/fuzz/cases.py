@@ -25,7 +25,17 @@ SLOW_VERBS: dict[str, tuple[str, ...]] = {  # these start worker processes
     "reduce": ("reduce", "sum", "A.zarr", "B.zarr", "--engine", "scipy", "--workers", "1"),
     "resume": ("multiply", "A.zarr", "B.zarr", "C.zarr", "--resume", "--engine", "scipy", "--workers", "1"),
 }
-KINDS = ("mtx", "npz", "h5ad", "zarr", "npy", "yaml")
+KINDS = {
+    "mtx": 30,
+    "npz": 30,
+    "h5ad": 10,
+    "h5": 10,
+    "mat": 10,
+    "zarr": 20,
+    "npy": 5,
+    "yaml": 5,
+}
+"""Kinds of input, and how often each is chosen."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ def write_case(rng: random.Random, folder: Path, whole: dict[str, bytes], stored
     slow : bool
         Whether commands that start worker processes may be chosen.
     """
-    kind = rng.choices(KINDS, (30, 30, 10, 20, 5, 5))[0]
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     writer: Callable[..., Case] = {"zarr": _stored, "npy": _factors, "yaml": _job}.get(kind, _import)
     if kind in ("zarr", "npy"):
         shutil.copytree(stored, folder, dirs_exist_ok=True)
@@ -70,10 +80,16 @@ def write_case(rng: random.Random, folder: Path, whole: dict[str, bytes], stored
 
 
 def _import(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:
-    name = rng.choice([each for each in whole if f".{kind}" in each])
+    name = rng.choice([each for each in whole if f".{kind}." in f"{each}."])
     raw = mutate(name, whole[name], rng, list(whole.values()))
     (folder / name).write_bytes(raw)
-    return Case(name.partition(".")[2], ("import", name, "out.zarr"))
+    return Case(name.partition(".")[2], import_of(name, rng.random() < 0.3))
+
+
+def import_of(name: str, dense: bool = False) -> tuple[str, ...]:
+    """Return the command that imports a file: with ``--dense`` if its matrix is dense, or `dense` for such a format."""
+    takes_dense = name.endswith(("h5ad", "h5", "mat")) and (dense or "full" in name)
+    return ("import", name, "out.zarr", *(("--dense",) if takes_dense else ()))
 
 
 def _stored(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:

@@ -12,6 +12,8 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
+from tests.fuzz.hdf5_seeds import hdf5_seeds
+
 FORMATS = ("csr", "csc", "coo", "bsr", "dia")
 
 JOB = """
@@ -95,7 +97,7 @@ def vectors() -> dict[str, bytes]:
 
 def seeds() -> dict[str, bytes]:
     """Return all seeds by name."""
-    return {**texts(), **archives(), **cells(), **vectors(), "job.yaml": JOB.encode()}
+    return {**texts(), **archives(), **cells(), **hdf5_seeds(), **vectors(), "job.yaml": JOB.encode()}
 
 
 def store_matrices(folder: Path) -> None:

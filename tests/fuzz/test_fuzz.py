@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spdist import cli
 from tests.conftest import load_workflow
 from tests.fuzz.__main__ import Outcome
-from tests.fuzz.cases import Case, write_case
+from tests.fuzz.cases import Case, import_of, write_case
 from tests.fuzz.seeds import seeds, store_matrices
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # on stderr they would show, and are looked for there
@@ -71,6 +71,6 @@ def test_whole_seeds_are_read(whole, tmp_path, monkeypatch):
         if name.endswith(("npy", "yaml")):
             continue
         (tmp_path / name).write_bytes(raw)
-        outcome = run(Case("import", ("import", name, "out.zarr")), tmp_path, monkeypatch)
+        outcome = run(Case("import", import_of(name)), tmp_path, monkeypatch)
         assert (outcome.code, outcome.wrong) == (0, ""), outcome
         shutil.rmtree(tmp_path / "out.zarr")

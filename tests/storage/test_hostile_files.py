@@ -22,7 +22,8 @@ import scipy.sparse as sp
 
 from spdist.errors import InputError, MatrixError
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.storage.formats import compressed_rows, h5ad, matrix_market, npz, source
+from spdist.storage.formats import compressed_rows, matrix_market, npz, source
+from spdist.storage.formats.hdf5 import reader
 from spdist.storage.import_export import import_matrix
 from tests.fuzz.seeds import cells, seeds
 
@@ -282,9 +283,10 @@ def test_a_reader_that_does_not_answer(tmp_path, monkeypatch, how, what):
     fake = tmp_path / "fake"
     fake.mkdir()
     start = "import os, signal, time\nsignal.setitimer(signal.ITIMER_PROF, 0.2)\n"
-    (fake / "h5ad_process.py").write_text(start + acts[how] + "\n")
-    monkeypatch.setattr(h5ad, "__file__", str(fake / "h5ad.py"))
-    monkeypatch.setattr(h5ad, "PATIENCE", 1.0 if how == "wait" else 60.0)
+    (fake / "fake_process.py").write_text(start + acts[how] + "\n")
+    monkeypatch.setenv("PYTHONPATH", str(fake))
+    monkeypatch.setattr(reader, "PROCESS", "fake_process")
+    monkeypatch.setattr(reader, "PATIENCE", 1.0 if how == "wait" else 60.0)
     place = tmp_path / "files"
     place.mkdir()
     refused(place, "a.h5ad", cells()["csr.h5ad"], what)

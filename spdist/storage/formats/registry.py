@@ -9,7 +9,7 @@ from spdist.errors import InputError
 from spdist.storage import locations
 from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats.edges.edge_list import import_edges
-from spdist.storage.formats.h5ad import import_h5ad
+from spdist.storage.formats.hdf5.reader import import_hdf5, import_mat
 from spdist.storage.formats.matrix_market import import_text
 from spdist.storage.formats.npz import import_npz
 from spdist.storage.formats.opening import STANDARD_INPUT
@@ -82,7 +82,9 @@ class Format:
 FORMATS = (
     Format("a Matrix Market file", (".mtx",), import_text, is_text=True),
     Format("a file of scipy.sparse.save_npz", (".npz",), import_npz),
-    Format("an AnnData file", (".h5ad",), import_h5ad),
+    Format("an AnnData file", (".h5ad", ".h5mu"), import_hdf5, frozenset({"dense"})),
+    Format("a MATLAB file", (".mat",), import_mat, frozenset({"dense"})),
+    Format("an HDF5 file", (".h5", ".hdf5"), import_hdf5, frozenset({"dense", "orient"})),
     Format("a list of edges", (".abc", ".tsv", ".csv", ".txt", ".edges"), import_edges, EDGE_OPTIONS, is_text=True),
 )
 """All formats."""
