@@ -42,8 +42,8 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     sub.add_argument("--names", action="store_true", help=text)
     text = "as --names, and list the names in FILE too, one per line in the order of rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
-    text = "edges of a list in one place: their sum (default), the largest (max) or the first"
-    sub.add_argument("--duplicates", choices=("sum", "max", "first"), default="sum", help=text)
+    text = "edges of a list in one place: their sum (default), the largest (max), the smallest (min) or the first"
+    sub.add_argument("--duplicates", choices=("sum", "max", "min", "first"), default="sum", help=text)
     text = "convert a matrix in Zarr to .mtx, .npz or binsparse"
     target = "file to write; for binsparse a folder or URL"
     sub = verbs.add("export", _export, text, source=MATRIX, target=target)

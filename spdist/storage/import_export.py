@@ -107,7 +107,7 @@ def import_matrix(
         names : bool
             Whether vertices of a list of edges have names. They are numbered in the order in which they come, and
             their names are stored as names of rows and columns. Without, vertices are numbers from 0 on.
-        duplicates : {"sum", "max", "first"}
+        duplicates : {"sum", "max", "min", "first"}
             How to combine several edges from one vertex to another; other formats sum duplicates.
         header : bool
             Whether the first line of a list of edges names the columns; by default if it has the known words
@@ -142,7 +142,7 @@ def import_matrix(
     --------
     >>> import_matrix("poisson.mtx.gz", "poisson.zarr")  # doctest: +SKIP
     """
-    given, inner = _parted(str(source))
+    given, inner = parted(str(source))
     path = given if given == STANDARD_INPUT else locations.normalise(given)
     kind = format_of(path, str(source), format)
     options = ReadOptions(**cast(Any, read | ({} if labels is None else {"names": True})))
@@ -178,7 +178,7 @@ def _opened(path: str, kind: Format, scratch: Path) -> AbstractContextManager[Bi
     return nullcontext(cast(BinaryIO, io.BytesIO())) if kind.holds is not None else opened_source(path, scratch)
 
 
-def _parted(source: str) -> tuple[str, str]:
+def parted(source: str) -> tuple[str, str]:
     """Return a path, and what follows ``::`` in it: the place of a matrix inside the file."""
     path, mark, inner = source.rpartition("::")
     return (path, inner) if mark and not Path(source).exists() else (source, "")
