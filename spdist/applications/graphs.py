@@ -22,8 +22,8 @@ from spdist.matrices.csr import from_scipy
 from spdist.options import DEFAULT_MEMORY_LIMIT, EngineKeywords, ExecutionOptions, FileKeywords, TaskKeywords, select
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
 from spdist.storage.external_sort import Entries
-from spdist.storage.formats.edge_list import import_edges
 from spdist.storage.formats.opening import STANDARD_INPUT
+from spdist.storage.formats.registry import EDGE_OPTIONS
 from spdist.storage.import_export import read_edges
 from spdist.storage.matrix import StoredMatrix
 
@@ -75,7 +75,7 @@ def load_graph(
         If it is no graph; names what is wrong.
     """
     kind = file_format(graph, keywords)
-    if kind is not None and kind.read is import_edges:
+    if kind is not None and kind.takes == EDGE_OPTIONS:
         if labels is not None:
             raise InputError(
                 f"labels={str(labels)!r}: vertices of a list of edges have names in the list; leave it out"

@@ -16,7 +16,9 @@ MATRIX = "matrix in Zarr (spdist import makes one), path or URL"
 """Help of an operand."""
 PRODUCT = "where the product goes, in Zarr, path or URL"
 """Help of the target of a product."""
-GRAPH = "graph, a square matrix in Zarr (spdist import makes one), path or URL"
+FILE = "matrix in Zarr, or a file that spdist import reads; path, URL, or - for standard input"
+"""Help of an operand that may be a file."""
+GRAPH = "graph: list of edges (.abc, .tsv, .csv, ...) or another file, - for standard input; or square matrix in Zarr"
 """Help of a graph."""
 
 

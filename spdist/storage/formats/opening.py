@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import shutil
 import sys
 import tempfile
@@ -13,6 +14,8 @@ from typing import Any, BinaryIO, cast
 
 from spdist.errors import InputError, one_line
 from spdist.storage import locations
+
+logger = logging.getLogger("spdist")
 
 STANDARD_INPUT = "-"
 """The path that stands for standard input."""
@@ -42,6 +45,10 @@ def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
         Folder for a copy of standard input; by default the system's for temporary files.
     """
     if path == STANDARD_INPUT:
+        if sys.stdin.isatty():
+            logger.warning(
+                "reading from the terminal: type the file, then Ctrl-D in a new line", extra={"notice": True}
+            )
         with tempfile.TemporaryFile(dir=scratch) as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
             file.seek(0)
