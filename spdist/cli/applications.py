@@ -238,37 +238,32 @@ def _markov_clustering(args: argparse.Namespace) -> int:
 def _pagerank(args: argparse.Namespace) -> int:
     import numpy as np
 
-    from spdist.applications.files import imported, in_folder
+    from spdist.applications.pagerank import pagerank
     from spdist.cli import console
-    from spdist.interop.rows import to_scipy
-    from spdist.jobs.operands import open_operand
-    from spdist.operators.solvers import pagerank
     from spdist.storage.atomic_replace import staged_file
+    from spdist.storage.names.names import text_of
 
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(staged_file(args.ranks, overwrite=args.overwrite))
-        file = imported(args.graph, in_folder(), file_options(args), duplicates="sum")
-        graph = open_operand(stack.enter_context(file))
-        names = graph.row_names
-        if args.labels is not None:
-            if graph.names.rows is None:
-                raise InputError(f"--labels: {args.graph} has no names of vertices; row i of RANKS is vertex i")
-            labels = stack.enter_context(staged_file(args.labels, overwrite=args.overwrite))
-            labels.write_bytes(b"".join(graph.names.rows.text()))
-        links = to_scipy(graph)
+        labels = args.labels and stack.enter_context(staged_file(args.labels, overwrite=args.overwrite))
         where = {"workers": args.workers, "scheduler": args.scheduler, "security": security_of(args)}
         options = {"damping": args.damping, "tolerance": args.tolerance, "maxiter": args.maxiter, "on_gpu": args.gpu}
-        found = pagerank(links, **options, **where)
+        found = pagerank(args.graph, **options, **where, **file_options(args))
+        if labels:
+            if found.names is None:
+                raise InputError(f"--labels: vertices of {args.graph} have no names; number i of RANKS is of vertex i")
+            labels.write_bytes(text_of(found.names.tolist(), args.graph))
         with place.open("wb") as ranks:  # of a name np.save would add .npy to
             np.save(ranks, found.x)
     facts = {name: getattr(found, name) for name in ("iterations", "residual", "converged", "seconds")}
     best = np.argsort(-found.x, kind="stable")[:10]
     facts["top"] = [{"node": int(node), "rank": float(found.x[node])} for node in best]
-    if names is not None:
-        facts["top"] = [{**one, "name": names[one["node"]]} for one in facts["top"]]
+    if found.names is not None:
+        facts["top"] = [{**one, "name": found.names[one["node"]]} for one in facts["top"]]
     if not args.json:
         done = f"{counted(found.iterations, 'iteration')} in {found.seconds:.2f} s"
-        order = "" if names is None else f", in the order of {args.labels or 'the names that --labels FILE lists'}"
+        listed = args.labels or "the names that --labels FILE lists"
+        order = "" if found.names is None else f", in the order of {listed}"
         console.line(f"{done}; ranks are in {args.ranks}{order}; the first:")
         for one in facts["top"]:
             console.line(f"  {one['node']:>12,}  {one['rank']:.3e}  {one_line(one.get('name', ''), 60)}".rstrip())

@@ -57,10 +57,10 @@ def write_edges(file: BinaryIO, matrix: StoredMatrix, blocks: Iterable[tuple[int
                 text = "".join(f"{names[i]}\t{names[j]}\t{x!r}\n" for i, j, x in edges)
             file.write(text.encode("utf-8", "surrogateescape"))
     if lost := _count_lost(seen, has_names=names is not None):
-        where = "" if names is not None else "after the last edge, "
+        what = counted(lost, "vertex") if names is not None else f"the last {counted(lost, 'vertex')}"
         logger.warning(
-            "%s: %s, %swithout an edge, which a list of edges cannot hold; .mtx keeps the shape",
-            matrix.url, counted(lost, "vertex"), where, extra={"notice": True},
+            "%s: left out %s without an edge, which a list of edges cannot hold; .mtx keeps the shape",
+            matrix.url, what, extra={"notice": True},
         )  # fmt: skip
 
 
