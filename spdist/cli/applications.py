@@ -17,10 +17,10 @@ from spdist.cli.options import (
     count_of,
     file_options,
 )
-from spdist.cli.standard_output import check_standard_output, write
-from spdist.cli.verbs import FILE, GRAPH, MATRIX, PRODUCT, Verbs, print_json, security_of
+from spdist.cli.verbs import FILE, GRAPH, MATRIX, PRODUCT, Verbs, goes_to_standard_output, print_json, security_of
 from spdist.errors import InputError, one_line
 from spdist.foundation import phases
+from spdist.foundation.standard_output import standard_output
 from spdist.foundation.units import counted
 
 WALKS = {"host": "in memory", "gpu": "on the GPU", "storage": "in storage"}
@@ -208,7 +208,7 @@ def _markov_clustering(args: argparse.Namespace) -> int:
             raise InputError("-te binds this process to CPUs, which this system does not do: leave it out")
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
 
-    to_stdout = check_standard_output(args, args.out, option="-o")
+    to_stdout = goes_to_standard_output(args, args.out, option="-o")
     say = console.notice if to_stdout else console.line
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
@@ -223,7 +223,8 @@ def _markov_clustering(args: argparse.Namespace) -> int:
     with phases.clocked() as clock:
         found = markov_clustering(args.graph, out, **given, **numbers, **_where(args), **_target(args))
     if to_stdout:
-        write(found.lines())
+        with standard_output() as out_file:
+            out_file.writelines(found.lines())
     facts = found.summary()
     if not args.json:
         after = f"{counted(facts['clusters'], 'cluster')} after {counted(facts['steps'], 'step')} {WALKS[found.place]}"

@@ -21,10 +21,10 @@ from spdist.cli.interrupts import raise_dropped_interrupts, say_that_it_stops
 from spdist.cli.matrices import add_matrix_verbs
 from spdist.cli.options import Parser
 from spdist.cli.products import add_product_verbs
-from spdist.cli.standard_output import drop_unread
 from spdist.cli.verbs import Verbs
 from spdist.errors import InputError, SpdistError, install, one_line
 from spdist.foundation import phases
+from spdist.foundation.standard_output import drop_unread
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr

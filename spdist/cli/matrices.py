@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spdist.cli.facts import show_facts
 from spdist.cli.options import TARGET, add_file_options, add_generate, add_overwrite, block_size, file_options
-from spdist.cli.standard_output import check_standard_output
-from spdist.cli.verbs import MATRIX, Verbs, mode_of, print_json
+from spdist.cli.verbs import MATRIX, Verbs, goes_to_standard_output, mode_of, print_json
 from spdist.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def _export(args: argparse.Namespace) -> int:
     from spdist.cli import console
     from spdist.storage.import_export import export_matrix
 
-    to_stdout = check_standard_output(args, args.target, option="TARGET")
+    to_stdout = goes_to_standard_output(args, args.target, option="TARGET")
     with console.transfer_bar(f"exporting {args.source}", quiet=args.json) as bar:
         export_matrix(args.source, args.target, format=args.format, **mode_of(args), progress=bar)
     if not args.json and not to_stdout:

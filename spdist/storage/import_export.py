@@ -23,7 +23,6 @@ import io
 import logging
 import lzma
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from typing import Any, BinaryIO, Literal, Unpack, cast
 import numpy as np
 
 from spdist.errors import InputError, one_line
+from spdist.foundation.standard_output import STANDARD_OUTPUT, standard_output
 from spdist.foundation.units import counted
 from spdist.matrices.checks import is_canonical
 from spdist.matrices.csr import CSR
@@ -59,9 +59,6 @@ logger = logging.getLogger("spdist")
 
 ENTRIES = 1 << 20
 """Entries of a stored matrix written at a time."""
-
-STANDARD_OUTPUT = "-"
-"""The path that stands for standard output."""
 
 EDGE_MEMORY = 3 * EDGE.itemsize // len(b"a b\n")
 """Bytes of memory for each byte of a list of edges, while its edges are collected."""
@@ -295,10 +292,8 @@ def export_matrix(
         with staged_matrix(target, overwrite=overwrite, steal=steal) as stage:
             _write_binsparse(matrix, stage.url, report)
     elif place == STANDARD_OUTPUT:
-        sys.stdout.flush()
-        with _PACKERS[packing](sys.stdout.buffer) as out:
+        with standard_output() as file, _PACKERS[packing](file) as out:
             _WRITERS[kind](matrix, out, report)
-        sys.stdout.buffer.flush()
     else:
         staged = staged_file(target, overwrite=overwrite, steal=steal)
         with staged as path, path.open("wb") as file, _PACKERS[packing](file) as out:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +19,9 @@ logger = logging.getLogger("spdist")
 
 STANDARD_INPUT = "-"
 """The path that stands for standard input."""
+
+READ_BYTES = 1 << 20
+"""Bytes of standard input that are copied at a time."""
 
 CONNECT_SECONDS = 8
 """Seconds within which the server of a URL must be reached."""
@@ -50,7 +53,9 @@ def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
                 "reading from the terminal: type the file, then Ctrl-D in a new line", extra={"notice": True}
             )
         with tempfile.TemporaryFile(dir=scratch) as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+            given = cast(io.BufferedReader, sys.stdin.buffer)
+            while found := given.read1(READ_BYTES):  # a terminal says only once that its text ends
+                file.write(found)
             file.seek(0)
             yield cast(BinaryIO, file)
         return
