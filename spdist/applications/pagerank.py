@@ -6,7 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
 from spdist.applications.files import imported, in_folder
+from spdist.applications.graphs import NEEDED
+from spdist.applications.operands import check_square, check_values
 from spdist.interop.rows import to_scipy
 from spdist.jobs.operands import open_operand
 from spdist.operators import solvers
@@ -81,5 +85,8 @@ def pagerank(
         names = None
         if isinstance(graph, str | Path | StoredMatrix):
             stored = open_operand(graph)
+            if stored.blocksize is None:  # what is wrong is named by its place in the file
+                check_square(stored)
+                check_values(stored, lambda x: np.isfinite(x) & (x >= 0), NEEDED)
             graph, names = to_scipy(stored), stored.row_names
     return replace(solvers.pagerank(graph, **options), names=names)

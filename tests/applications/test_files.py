@@ -184,7 +184,8 @@ def test_keywords_of_files_are_those_of_import():
         (lambda: spdist.shortest_paths("minus.csv", "D.zarr"), r"^minus\.csv holds -2\.0 in row 0 \('a'\), column 1"),
         (lambda: spdist.shortest_paths("A.zarr", "D.zarr", sources=["a"]), "'a' is a name, and the vertices of this"),
         (lambda: spdist.shortest_paths("good.csv", "D.zarr", sources=[3]), "vertex 3 of a graph of 3"),
-        (lambda: spdist.pagerank("minus.csv"), "negative"),
+        (lambda: spdist.pagerank("minus.csv"), r"^minus\.csv holds -2\.0 in row 0 \('a'\), column 1 \('b'\); finite"),
+        (lambda: spdist.pagerank("wide.mtx"), r"^wide\.mtx is 1 x 2; a square matrix"),
         (lambda: spdist.markov_clustering("minus.csv"), "weight -2.0 between 'a' and 'b'"),
     ],
 )  # fmt: skip
