@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spdist.applications.clusters import Clustering
     from spdist.applications.cooccurrence import cooccurrence
     from spdist.applications.markov_clustering import markov_clustering
+    from spdist.applications.pagerank import pagerank
     from spdist.applications.shortest_paths import shortest_paths
     from spdist.applications.similarity import similarity
     from spdist.applications.triangles import TriangleCount, triangles
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from spdist.operators.prepare import ehyb_operator as ehyb
     from spdist.operators.prepare import open_operator, operator
     from spdist.operators.prepare import sell_operator as sell
-    from spdist.operators.solvers import Solution, conjugate_gradient, pagerank
+    from spdist.operators.solvers import Solution, conjugate_gradient
     from spdist.scheduler.clusters.security import cluster_security
     from spdist.scheduler.execution.clients.cluster import workers
     from spdist.storage.generators import generate
@@ -61,6 +62,7 @@ _HOME = {
     "Clustering": "spdist.applications.clusters",
     "cooccurrence": "spdist.applications.cooccurrence",
     "markov_clustering": "spdist.applications.markov_clustering",
+    "pagerank": "spdist.applications.pagerank",
     "shortest_paths": "spdist.applications.shortest_paths",
     "similarity": "spdist.applications.similarity",
     **dict.fromkeys(("apply", "ewise_add", "ewise_mult"), "spdist.api.elementwise"),
@@ -87,7 +89,7 @@ _HOME = {
     "Operator": "spdist.operators.operator",
     **dict.fromkeys(("ehyb", "open_operator", "operator", "sell"), "spdist.operators.prepare"),
     **dict.fromkeys(("PartitionedOperator", "partitioned"), "spdist.operators.partitioned"),
-    **dict.fromkeys(("Solution", "conjugate_gradient", "pagerank"), "spdist.operators.solvers"),
+    **dict.fromkeys(("Solution", "conjugate_gradient"), "spdist.operators.solvers"),
     **dict.fromkeys(("from_dask", "to_dask"), "spdist.interop.dask_arrays"),
     "generate": "spdist.storage.generators",
     "export_matrix": "spdist.storage.import_export",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
@@ -261,6 +261,27 @@ class ApplicationKeywords(WhereKeywords, TargetKeywords, total=False):
     """Keywords of applications that store their result."""
 
 
+class FileKeywords(TypedDict, total=False):
+    """How an operand that is a file is read; `spdist.import_matrix` explains each."""
+
+    format: str | None
+    header: bool | None
+    columns: Sequence[int | str] | None
+    separator: str | None
+    quotes: bool | None
+    allow_nan: bool
+    orient: str | None
+    dense: bool
+
+
+class TaskKeywords(ApplicationKeywords, FileKeywords, total=False):
+    """Keywords of applications that store their result and take a file."""
+
+
+class CountKeywords(WhereKeywords, FileKeywords, total=False):
+    """Keywords of applications that return a number and take a file."""
+
+
 class PlanKeywords(EngineKeywords, GridKeywords, ProductKeywords, total=False):
     """Keywords of `spdist.plan`."""
 
@@ -316,8 +337,10 @@ COMMAND_LINE_NAMES = {"verify": "check"} | dict.fromkeys(
 )
 """Options of commands and job files that have another name in Python, and that name."""
 CHECK_DEFAULTS: dict[str, Any] = {"vectors": 2, "seed": 0, "threads": None, "progress": None}
+FILE_DEFAULTS: dict[str, Any] = dict.fromkeys(FileKeywords.__annotations__) | {"allow_nan": False, "dense": False}
 VALUES = (ProductOptions, ExecutionOptions, OutputOptions, InMemoryOptions)
-DEFAULTS: dict[str, Any] = {field.name: field.default for kind in VALUES for field in fields(kind)} | CHECK_DEFAULTS
+DEFAULTS: dict[str, Any] = {field.name: field.default for kind in VALUES for field in fields(kind)}
+DEFAULTS |= CHECK_DEFAULTS | FILE_DEFAULTS
 
 
 # -- from one to the other ---------------------------------------------------------------------------------------------

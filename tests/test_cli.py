@@ -273,7 +273,7 @@ def test_running_scheduler_from_the_command_line(tmp_path):
         (["multiply", "A", "B", "C", "--memry-limit", "1"], "did you mean --memory-limit?"),
         (["multiply", "A", "B", "C", "--memory", "1GiB"], "unrecognized arguments: --memory 1GiB"),  # no abbreviations
         (["multiply", "A", "B"], "required: C (see spdist multiply --help)"),
-        (["shortest-paths", "A", "D", "--sources", "0;1"], "'0;1' is not a list of vertices: write numbers"),
+        (["shortest-paths", "A", "D", "--sources", "0,,1"], "'0,,1' is not a list of vertices: write numbers"),
         (["plan", "A", "B", "--zzz"], "unrecognized arguments: --zzz (see"),
         (["completion", "fish"], "'fish'"),
     ],

@@ -55,6 +55,8 @@ class Workflow:
         Does the job; returns the result for the report.
     summary : callable
         Returns the result in a line.
+    files : tuple of str
+        Keys of matrices that may also name a file that is imported.
     """
 
     description: str
@@ -63,6 +65,7 @@ class Workflow:
     matrices: tuple[str, ...]
     run: Callable[[Any, Log], dict[str, Any]]
     summary: Callable[[dict[str, Any]], str]
+    files: tuple[str, ...] = ()
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -120,7 +123,7 @@ def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Job:
     given = {key: read_value(workflow, key, value) for key, value in content.items() if value is not None}
     job = workflow.job(**{"report": str(path.with_suffix(".report.json")), **given})
     check_workers(job)
-    check_places(workflow.matrices, job)
+    check_places(workflow.matrices, job, files=workflow.files)
     return job
 
 

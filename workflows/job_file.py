@@ -247,6 +247,19 @@ def number(value: object) -> float:
     return float(value)
 
 
+def reading(value: object) -> dict[str, Any]:
+    """Accept keywords that say how a file is read; spdist checks their values.
+
+    Raises
+    ------
+    ValueError
+        If it is another value; the message follows the key's name.
+    """
+    if not isinstance(value, dict) or not set(value) <= set(READING):
+        raise ValueError(f"is no mapping of {', '.join(READING)}; write for instance {{format: abc, header: false}}")
+    return value
+
+
 def grid_of(value: Any) -> tuple[int, int, int]:
     """Accept three counts, as a list or with commas between.
 
@@ -286,6 +299,10 @@ def engine_of(value: object) -> str:
     if value not in engines:
         raise ValueError(f"is no engine; write one of {', '.join(engines)}")
     return str(value)
+
+
+READING = ("format", "header", "columns", "separator", "quotes", "allow_nan", "orient", "dense")
+"""Keywords of `spdist.import_matrix` that say how a file is read."""
 
 
 COMMON: dict[str, Callable[[Any], Any]] = {

@@ -25,7 +25,7 @@ def check_workers(job: Job) -> None:
         raise JobError(f"{values} exclude each other: workers are of this machine, a scheduler has its own; keep one")
 
 
-def check_places(matrices: Sequence[str], job: Job) -> None:
+def check_places(matrices: Sequence[str], job: Job, *, files: Sequence[str] = ()) -> None:
     """Refuse a place that the job could not read or write.
 
     Parameters
@@ -33,6 +33,8 @@ def check_places(matrices: Sequence[str], job: Job) -> None:
     matrices : sequence of str
         Keys that name matrices.
     job : Job
+    files : sequence of str
+        Keys of matrices that may also name a local file.
 
     Raises
     ------
@@ -40,8 +42,9 @@ def check_places(matrices: Sequence[str], job: Job) -> None:
         If a place is wrong.
     """
     for key in matrices:
-        if getattr(job, key) is not None:
-            check_matrix(key, getattr(job, key))
+        place = getattr(job, key)
+        if place is not None and not (key in files and is_file(place)):
+            check_matrix(key, place)
     check_report(job)
     if (out := local(job.out)) is not None:
         check_folder("out", str(out))
@@ -141,6 +144,12 @@ def check_matrix(key: str, place: str) -> None:
         raise JobError(f"{key}: {place!r}: {error}") from None
     except (OSError, ImportError, ValueError) as error:
         raise JobError(f"{key}: {place!r} cannot be opened: {error}; correct the address") from None
+
+
+def is_file(place: str) -> bool:
+    """Whether a place is a local file; a matrix inside it may follow after ``::``."""
+    path = local(place.partition("::")[0])
+    return path is not None and path.is_file()
 
 
 def check_folder(key: str, place: str) -> None:

@@ -32,6 +32,7 @@ class Job(job_file.WholeProductJob):
     """What a job file says; `markov_clustering.yaml` explains the keys."""
 
     a: str
+    read: dict[str, Any] | None = None
     inflation: float = 2.0
     pre_inflation: float | None = None
     prune: int = 10_000
@@ -69,6 +70,7 @@ def count_or_none(value: object) -> int:
 
 READERS = {
     "a": job_file.text_of,
+    "read": job_file.reading,
     "inflation": power,
     "pre_inflation": job_file.number,
     "prune": count_or_none,
@@ -109,7 +111,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 
     names = ("inflation", "pre_inflation", "prune", "select", "recover", "recover_percent", "labels", "resume", "steal")
     options = {name: getattr(job, name) for name in names} | {"maxiter": job.steps, "overwrite": True}
-    options |= {"on_step": on_step, "callbacks": log.callbacks()}
+    options |= {"on_step": on_step, "callbacks": log.callbacks(), **(job.read or {})}
     facts = spdist.markov_clustering(job.a, job.out, **options, **job.where()).summary()
     if not facts["converged"]:
         raise jobs.ConvergenceError(
@@ -126,7 +128,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

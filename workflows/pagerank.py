@@ -18,6 +18,7 @@ from typing import Any
 
 import job as jobs
 import job_file
+import job_places
 import numpy as np
 import vectors
 
@@ -27,6 +28,7 @@ class Job(vectors.Job):
     """What a job file says; `pagerank.yaml` explains the keys."""
 
     a: str
+    read: dict[str, Any] | None = None
     damping: float = 0.85
     tolerance: float = 1e-10
     maxiter: int | None = 1000
@@ -34,8 +36,8 @@ class Job(vectors.Job):
 
 
 READERS = {
-    "a": job_file.text_of, "damping": vectors.fraction, "tolerance": vectors.fraction, "top": job_file.count,
-    **vectors.READERS,
+    "a": job_file.text_of, "read": job_file.reading, "damping": vectors.fraction, "tolerance": vectors.fraction,
+    "top": job_file.count, **vectors.READERS,
 }  # fmt: skip
 
 
@@ -60,14 +62,19 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """
     import spdist
 
-    links = vectors.square_matrix("a", job)
-    if not (np.isfinite(links.data) & (links.data >= 0)).all():
+    is_file = job_places.is_file(job.a)
+    links = job.a if is_file else vectors.square_matrix("a", job)
+    if not is_file and not (np.isfinite(links.data) & (links.data >= 0)).all():
         raise spdist.MatrixError(f"a: {job.a!r} has weights that are negative, infinite or no numbers; links have none")
-    options = {"damping": job.damping, "tolerance": job.tolerance, "maxiter": job.maxiter}
+    options: dict[str, Any] = {"damping": job.damping, "tolerance": job.tolerance, "maxiter": job.maxiter}
+    options |= job.read or {}
     found = spdist.pagerank(links, **options, **(job.workers_asked_for() or {}))
     facts = vectors.finish(job, found, "the last change")
     best = np.argsort(-found.x, kind="stable")[: job.top]
-    return {**facts, "top": [{"node": int(node), "rank": float(found.x[node])} for node in best]}
+    top: list[dict[str, Any]] = [{"node": int(node), "rank": float(found.x[node])} for node in best]
+    if found.names is not None:
+        top = [{**one, "name": found.names[one["node"]]} for one in top]
+    return {**facts, "top": top}
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -78,7 +85,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

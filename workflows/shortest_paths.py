@@ -31,12 +31,18 @@ class Job(job_file.WholeProductJob):
     """What a job file says; `shortest_paths.yaml` explains the keys."""
 
     a: str
-    sources: list[int] | None = None
+    read: dict[str, Any] | None = None
+    sources: list[int | str] | None = None
     hops: int | None = None
     steal: bool = False
 
 
-def vertices_of(value: object) -> list[int]:
+def is_vertex(value: object) -> bool:
+    """Whether a value is the number or the name of a vertex."""
+    return isinstance(value, str) or (isinstance(value, int) and value >= 0)
+
+
+def vertices_of(value: object) -> list[int | str]:
     """Accept a list of vertices.
 
     Raises
@@ -44,13 +50,14 @@ def vertices_of(value: object) -> list[int]:
     ValueError
         If it is another value; the message follows the key's name.
     """
-    if not isinstance(value, list) or not all(isinstance(one, int) and one >= 0 for one in value) or not value:
-        raise ValueError("is no list of vertices, counted from 0; write for instance [0, 17]")
+    if not isinstance(value, list) or not value or not all(map(is_vertex, value)):
+        raise ValueError("is no list of vertices, counted from 0 or by name; write for instance [0, 17]")
     return value
 
 
 READERS = {
     "a": job_file.text_of,
+    "read": job_file.reading,
     "sources": vertices_of,
     "hops": job_file.count,
     "steal": job_file.flag,
@@ -83,7 +90,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         jobs.say(f"step {step}: paths of at most {hops}, {pairs}")
 
     options = {"sources": job.sources, "hops": job.hops, "on_step": on_step, "callbacks": log.callbacks()}
-    options |= {"resume": job.resume, "overwrite": True, "steal": job.steal}
+    options |= {"resume": job.resume, "overwrite": True, "steal": job.steal, **(job.read or {})}
     found = spdist.shortest_paths(job.a, job.out, **options, **job.where())
     return {"steps": steps[-1] if steps else 0, "pairs": found.nnz, "vertices": found.ncols}
 
@@ -94,7 +101,7 @@ def summary(result: dict[str, Any]) -> str:
     return f"paths between {pairs} of {vertices}, after {jobs.counted(result['steps'], 'step')}"
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

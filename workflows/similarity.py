@@ -25,6 +25,7 @@ class Job(job_file.ProductJob):
     """What a job file says; `similarity.yaml` explains the keys."""
 
     a: str
+    read: dict[str, Any] | None = None
     top_n: int = 10
     threshold: float = 0.0
     metric: str = "cosine"
@@ -47,6 +48,7 @@ def metric_of(value: object) -> str:
 
 READERS = {
     "a": job_file.text_of,
+    "read": job_file.reading,
     "out": job_file.text_of,
     "top_n": job_file.count,
     "threshold": job_file.number,
@@ -74,7 +76,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     options = {"top_n": job.top_n, "threshold": job.threshold, "metric": job.metric}
-    options |= {"check": job.verify, "resume": job.resume, "steal": job.steal}
+    options |= {"check": job.verify, "resume": job.resume, "steal": job.steal, **(job.read or {})}
     report = spdist.similarity(job.a, job.out, **options, **job.where(), callbacks=log.callbacks())
     return report.to_json()
 
@@ -84,7 +86,7 @@ def summary(result: dict[str, Any]) -> str:
     return jobs.product_summary(result, "neighbour")
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

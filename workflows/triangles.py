@@ -32,9 +32,10 @@ class Job(job_file.WholeProductJob):
     """What a job file says; `triangles.yaml` explains the keys."""
 
     a: str
+    read: dict[str, Any] | None = None
 
 
-READERS = {"a": job_file.text_of, **job_file.WHOLE_PRODUCT}
+READERS = {"a": job_file.text_of, "read": job_file.reading, **job_file.WHOLE_PRODUCT}
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
@@ -54,7 +55,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     folder = Path(job.out).absolute().parent  # which the workers of a cluster see
-    found = spdist.triangles(job.a, folder=folder, **job.where(), callbacks=log.callbacks())
+    options = {"folder": folder, "callbacks": log.callbacks(), **(job.read or {})}
+    found = spdist.triangles(job.a, **options, **job.where())
     result = asdict(found)
     Path(job.out).write_text(json.dumps(result) + "\n")
     return result
@@ -66,7 +68,7 @@ def summary(result: dict[str, Any]) -> str:
     return f"{jobs.counted(result['triangles'], 'triangle')} of {of}"
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -69,11 +69,15 @@ class Clustering:
         with staged_file(out, overwrite=overwrite) as place:
             self.write_lines(place)
 
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of mcl's file: the vertices of each cluster, with tabs between."""
+        for members in self.clusters():
+            yield ("\t".join(map(str, members)) + "\n").encode("utf-8", "surrogateescape")
+
     def write_lines(self, place: Path) -> None:
         """Write the clusters to a new file."""
-        with place.open("w", encoding="utf-8", errors="surrogateescape") as file:
-            for members in self.clusters():
-                file.write("\t".join(map(str, members)) + "\n")
+        with place.open("wb") as file:
+            file.writelines(self.lines())
 
     def summary(self) -> dict[str, Any]:
         """Return the facts that a report tells."""

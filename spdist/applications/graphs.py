@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from spdist.applications.files import file_format, imported, in_folder
 from spdist.applications.operands import check_square, check_values, name_of, opened
 from spdist.applications.rows import numbers_of
 from spdist.applications.walks import COPIES, Pruning, most_bytes
@@ -19,13 +19,14 @@ from spdist.errors import InputError, MatrixError
 from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import counted, parse_bytes
 from spdist.matrices.csr import from_scipy
-from spdist.options import DEFAULT_MEMORY_LIMIT, EngineKeywords, ExecutionOptions
+from spdist.options import DEFAULT_MEMORY_LIMIT, EngineKeywords, ExecutionOptions, FileKeywords, TaskKeywords, select
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
 from spdist.storage.external_sort import Entries
-from spdist.storage.import_export import import_matrix, read_edges
+from spdist.storage.formats.opening import STANDARD_INPUT
+from spdist.storage.formats.registry import EDGE_OPTIONS
+from spdist.storage.import_export import read_edges
 from spdist.storage.matrix import StoredMatrix
 
-EDGE_LISTS = (".abc", ".tsv", ".csv")
 NEEDED = "finite weights of 0 and more"
 
 
@@ -51,36 +52,40 @@ class Graph:
 
 
 def load_graph(
-    graph: Any, labels: str | Path | None, is_list: bool | None, pruning: Pruning, execution: ExecutionOptions,
-    stack: ExitStack,
+    graph: Any, labels: str | Path | None, pruning: Pruning, execution: ExecutionOptions,
+    keywords: TaskKeywords, stack: ExitStack,
 ) -> Graph:  # fmt: skip
     """Return a graph, in memory if walks on it cannot outgrow the limit, or if it was there.
 
     Parameters
     ----------
-    graph : matrix, or path of a list of edges
+    graph : matrix, or path of a file
     labels : str or Path, optional
         File of the names of a matrix' vertices; by default the names of its rows.
-    is_list : bool, optional
-        Whether `graph` is a list of edges; by default its name says so.
     pruning : Pruning
     execution : ExecutionOptions
+    keywords : TaskKeywords
+        Of the call; the names of `FileKeywords` say how to read a file.
     stack : ExitStack
-        Removes the matrix of a list that memory does not hold.
+        Removes the matrix of a file.
 
     Raises
     ------
     InputError, MatrixError
         If it is no graph; names what is wrong.
     """
-    if _is_list_of_edges(graph, is_list):
-        kind = "abc" if is_list else None
-        read = read_edges(graph, format=kind, most_bytes=_memory(execution))
-        if read is not None and _walks_fit(len(read[1]), len(read[0].rows), pruning, execution):
-            return _checked(str(graph), *read)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-edges-")))
-        graph = import_matrix(graph, folder / "graph.zarr", names=True, duplicates="max", format=kind)
-        labels = None
+    kind = file_format(graph, keywords)
+    if kind is not None and kind.takes == EDGE_OPTIONS:
+        if labels is not None:
+            raise InputError(
+                f"labels={str(labels)!r}: vertices of a list of edges have names in the list; leave it out"
+            )
+        if str(graph) != STANDARD_INPUT:  # which can be read once, and is imported
+            how: Any = select(keywords, FileKeywords)
+            read = read_edges(graph, most_bytes=_memory(execution), **how)
+            if read is not None and _walks_fit(len(read[1]), len(read[0].rows), pruning, execution):
+                return _checked(str(graph), *read)
+    graph = stack.enter_context(imported(graph, in_folder(), keywords, duplicates="max"))
     matrix = opened(graph, "clusters")
     check_square(matrix)
     check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), NEEDED)
@@ -92,12 +97,6 @@ def load_graph(
         matrix = matrix.to_scipy()
     rows = from_scipy(matrix)
     return Graph(rows.nrows, names, Entries(numbers_of(rows), rows.indices, rows.data))
-
-
-def _is_list_of_edges(graph: Any, is_list: bool | None) -> bool:
-    if is_list is not None or not isinstance(graph, str | Path):
-        return bool(is_list)
-    return str(graph).removesuffix(".gz").removesuffix(".bz2").endswith(EDGE_LISTS)
 
 
 def _memory(execution: ExecutionOptions) -> int:

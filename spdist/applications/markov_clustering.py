@@ -22,7 +22,7 @@ from spdist.errors import InputError
 from spdist.foundation.units import check_count
 from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array
-from spdist.options import ApplicationKeywords, EngineKeywords, ExecutionOptions, lists, options_of
+from spdist.options import EngineKeywords, ExecutionOptions, TaskKeywords, lists, options_of
 from spdist.options import select as selected
 from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
@@ -36,7 +36,7 @@ STUBBORN, PRESSED = 40, 1.001
 """Steps after which each further one raises the inflation by a factor: some graphs go round in a circle for ever."""
 
 
-@lists(ApplicationKeywords)
+@lists(TaskKeywords)
 def markov_clustering(
     graph: Any,
     out: str | Path | None = None,
@@ -49,18 +49,17 @@ def markov_clustering(
     recover_percent: float = 90.0,
     maxiter: int = 10_000,
     labels: str | Path | None = None,
-    edges: bool | None = None,
     on_step: OnStep = ignore_step,
     callbacks: Callbacks | None = None,
-    **keywords: Unpack[ApplicationKeywords],
+    **keywords: Unpack[TaskKeywords],
 ) -> Clustering:
     """Cluster a graph by Markov clustering [1]_, with the rules and the constants of the program mcl.
 
     Parameters
     ----------
-    graph : (n, n) scipy.sparse matrix or array; path, URL or StoredMatrix; or path of a list of edges
+    graph : (n, n) scipy.sparse matrix or array; path, URL or StoredMatrix; or path of a list of edges or another file
         Weights of 0 and more. Of the two directions of an edge, and of several edges in a list, the heaviest counts;
-        loops do not. Lists end in .abc, .tsv or .csv, perhaps followed by .gz or .bz2; their vertices have names.
+        loops do not. Vertices of a list have names. ``"-"`` is standard input, with `format`.
     out : str or Path, optional
         Text file for the clusters: one a line, from the largest on, vertices with tabs between. The walks of a graph
         that memory does not hold lie beside it meanwhile; without `out`, in the folder for temporary files.
@@ -77,8 +76,6 @@ def markov_clustering(
     labels : str or Path, optional
         File with the name of each vertex of a matrix, one a line, as `import_matrix` writes it; by default vertices of
         a stored matrix have the names of its rows.
-    edges : bool, optional
-        Whether `graph` is a list of edges; by default its name says so.
     on_step : callable, optional
         Called after each step as ``on_step(step, facts)``, with ``entries`` and ``chaos``.
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security, steal
@@ -89,6 +86,8 @@ def markov_clustering(
         Go on with the step that an earlier call left that was stopped.
     overwrite : bool
         Replace `out`.
+    format, header, columns, separator, quotes, allow_nan, orient, dense
+        As in `import_matrix`: how to read a file.
 
     Returns
     -------
@@ -126,7 +125,7 @@ def markov_clustering(
         place = None
         if out is not None:
             place = stack.enter_context(held_file(out, keywords))
-        loaded = load_graph(graph, labels, edges, rules.pruning, execution, stack)
+        loaded = load_graph(graph, labels, rules.pruning, execution, keywords, stack)
         if loaded.matrix is None:
             found = _in_memory(loaded, rules, selected(keywords, EngineKeywords))
         else:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import scipy.sparse as sp
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError, MatrixError, one_line
 from spdist.jobs.operands import are_in_memory, open_operand
 from spdist.jobs.target import remove_useless_remains
 from spdist.matrices.csr import CSR, from_scipy
@@ -106,10 +106,16 @@ def check_values(m: Any, fit: Callable[[Any], Any], needed: str) -> None:
         if not (fits := fit(rows.data)).all():
             at = int(fits.argmin())
             row = start + int(np.searchsorted(rows.indptr, at, side="right")) - 1
+            places = _shown(m, row, "row"), _shown(m, int(rows.indices[at]), "column")
             raise MatrixError(
-                f"{name_of(m)} holds {rows.data[at]} in row {row:,}, column {rows.indices[at]:,}; {needed} are needed: "
-                f"correct it"
+                f"{name_of(m)} holds {rows.data[at]} in {', '.join(places)}; {needed} are needed: correct it"
             )
+
+
+def _shown(m: Any, number: int, axis: Literal["row", "column"]) -> str:
+    """Return what messages call a row or column of a matrix: its number, and its name if it has one."""
+    names = getattr(m, f"{axis}_names") if isinstance(m, StoredMatrix) else None
+    return f"{axis} {number:,}" if names is None else f"{axis} {number:,} ({one_line(repr(names[number]), 40)})"
 
 
 def place_of_result(out: str | Path | None, m: Any, what: str) -> str:

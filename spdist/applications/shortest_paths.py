@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.api import products as api
+from spdist.applications.files import beside, imported
 from spdist.applications.operands import check_square, check_values, copy_of, mode_of, opened, parts, place_of_result
 from spdist.applications.steps import OnStep, Steps, held, ignore_step, kept_workers
 from spdist.errors import InputError
@@ -17,34 +18,44 @@ from spdist.foundation.units import check_count, counted
 from spdist.jobs.by_rows import put_in_place
 from spdist.jobs.report import Callbacks
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.options import ApplicationKeywords, EngineKeywords, ExecutionOptions, lists, options_of, select
+from spdist.options import (
+    ApplicationKeywords,
+    EngineKeywords,
+    ExecutionOptions,
+    TaskKeywords,
+    lists,
+    options_of,
+    select,
+)
 from spdist.storage.matrix import StoredMatrix, open_matrix
 
 ROUNDINGS = 1000
 """Number of roundings by which a path may become shorter without counting as changed."""
 
 
-@lists(ApplicationKeywords)
+@lists(TaskKeywords)
 def shortest_paths(
     graph: Any,
     out: str | Path | None = None,
     *,
-    sources: Sequence[int] | None = None,
+    sources: Sequence[int | str] | None = None,
     hops: int | None = None,
     on_step: OnStep = ignore_step,
     callbacks: Callbacks | None = None,
-    **keywords: Unpack[ApplicationKeywords],
+    **keywords: Unpack[TaskKeywords],
 ) -> Any:
     """Find the lengths of shortest paths, by products over min_plus.
 
     Parameters
     ----------
-    graph : (n, n) scipy.sparse matrix or array; or path, URL or StoredMatrix
-        The length of an edge from i to j in row i and column j: real, 0 or more.
+    graph : (n, n) scipy.sparse matrix or array; path, URL or StoredMatrix; or path of a list of edges or another file
+        The length of an edge from i to j in row i and column j: real, 0 or more. A file is imported to a temporary
+        matrix beside D; of several edges from one vertex to another, the shortest counts.
     out : str or Path, optional
-        Where to store D; required for a stored graph. Matrices of the steps lie beside it while they are made.
-    sources : sequence of int, optional
-        Vertices, counted from 0, from which paths start; by default all.
+        Where to store D; required for a stored graph and for a file. Matrices of the steps lie beside it while they
+        are made.
+    sources : sequence of int or str, optional
+        Vertices from which paths start, by default all: rows, counted from 0, or names of rows.
     hops : int, optional
         Most edges of a path; by default any number.
     on_step : callable, optional
@@ -52,7 +63,9 @@ def shortest_paths(
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security, overwrite, steal
         As in `multiply`. The engine is not "scipy".
     resume : bool
-        Go on with the steps that an earlier call left that was stopped.
+        Go on with the steps that an earlier call left that was stopped. A file is imported again.
+    format, header, columns, separator, quotes, allow_nan, orient, dense
+        As in `import_matrix`: how to read a file.
 
     Returns
     -------
@@ -88,34 +101,64 @@ def shortest_paths(
     (execution,) = options_of(shortest_paths, keywords, ExecutionOptions)
     execution.check()
     check_count("hops", hops, "any number")
-    matrix = opened(graph, "paths")
-    place = place_of_result(out, matrix, "paths")
-    check_square(matrix)
-    _check_sources(sources, matrix.shape[0])
-    check_values(matrix, lambda x: x >= 0, "lengths of 0 and more")  # NaN is neither
-    if not isinstance(matrix, StoredMatrix):
-        found = _in_memory(matrix, sources, hops, on_step, keywords)
-        return found if out is None else api.save(place, found, **mode_of(keywords))
-    identity = f"shortest_paths {matrix.fingerprint()} {None if sources is None else list(sources)} {hops}"
-    with held(place, keywords) as target, kept_workers(keywords) as where:
-        steps = Steps(target, identity)
-        last = _stored(
-            matrix, sources, hops, steps, keywords.get("resume", False), on_step, {**where, "callbacks": callbacks}
-        )
-        put_in_place(steps.place(last), target)
-        steps.remove()
+    with imported(graph, beside(out, "paths", keywords), keywords, duplicates="min") as operand:
+        matrix = opened(operand, "paths")
+        place = place_of_result(out, matrix, "paths")
+        check_square(matrix)
+        first = None if sources is None else _rows_of(sources, matrix)
+        check_values(matrix, lambda x: x >= 0, "lengths of 0 and more")  # NaN is neither
+        if not isinstance(matrix, StoredMatrix):
+            found = _in_memory(matrix, first, hops, on_step, keywords)
+            return found if out is None else api.save(place, found, **mode_of(keywords))
+        identity = f"shortest_paths {matrix.fingerprint()} {first} {hops}"
+        with held(place, keywords) as target, kept_workers(keywords) as where:
+            steps, resume = Steps(target, identity), keywords.get("resume", False)
+            last = _stored(matrix, first, hops, steps, resume, on_step, {**where, "callbacks": callbacks})
+            put_in_place(steps.place(last), target)
+            steps.remove()
     return open_matrix(target)
 
 
-def _check_sources(sources: Sequence[int] | None, n: int) -> None:
-    if sources is None:
-        return
-    if not len(sources) or not all(isinstance(one, int | np.integer) for one in sources):
+def _rows_of(sources: Sequence[int | str], matrix: Any) -> list[int]:
+    """Return the rows of some vertices, which are given by number or by name.
+
+    Raises
+    ------
+    InputError
+        If one is no vertex.
+    """
+    n = matrix.shape[0]
+    if isinstance(sources, str) or not len(sources) or not all(isinstance(x, int | np.integer | str) for x in sources):
         raise InputError(
             f"sources={sources!r} is not a list of vertices: name some, counted from 0, for instance [0, 17]"
         )
-    if wrong := [one for one in sources if not 0 <= one < n]:
+    named = matrix.row_names if isinstance(matrix, StoredMatrix) else None
+    wanted = {one for one in sources if isinstance(one, str)}
+    rows: dict[str, list[int]] = {one: [] for one in wanted}
+    for row, name in enumerate(named if named is not None and wanted else ()):
+        if name in wanted:
+            rows[name].append(row)
+    found = [_row_of(one, rows, named is not None, n) for one in sources]
+    if wrong := [one for one in found if not 0 <= one < n]:
         raise InputError(f"sources: vertex {wrong[0]} of a graph of {counted(n, 'vertex')}; they are counted from 0")
+    return found
+
+
+def _row_of(source: int | str, rows: dict[str, list[int]], has_names: bool, n: int) -> int:
+    """Return the row of a vertex; of a graph without names, a text is its number."""
+    if not isinstance(source, str):
+        return int(source)
+    if not has_names:
+        try:
+            return int(source)
+        except ValueError:
+            raise InputError(
+                f"sources: {source!r} is a name, and the vertices of this graph have none; they are counted from 0"
+            ) from None
+    if len(rows[source]) != 1:
+        times = f"is the name of {len(rows[source]):,} vertices" if rows[source] else "is the name of no vertex"
+        raise InputError(f"sources: {source!r} {times} of {n:,}; name others")
+    return rows[source][0]
 
 
 def _schedule(sources: Sequence[int] | None, hops: int | None) -> Iterator[tuple[int, bool]]:

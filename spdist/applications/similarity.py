@@ -7,18 +7,19 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from spdist.applications.files import beside, imported
 from spdist.applications.operands import check_values, opened, place_of_result
 from spdist.applications.pairs import multiply_pairs
 from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
-from spdist.options import ApplicationKeywords, ExecutionOptions, lists, options_of
+from spdist.options import ExecutionOptions, TaskKeywords, lists, options_of
 
 METRICS = ("cosine", "inner_product")
 
 
-@lists(ApplicationKeywords)
+@lists(TaskKeywords)
 def similarity(
     a: Any,
     out: str | Path | None = None,
@@ -28,16 +29,17 @@ def similarity(
     metric: str = "cosine",
     check: bool = False,
     callbacks: Callbacks | None = None,
-    **keywords: Unpack[ApplicationKeywords],
+    **keywords: Unpack[TaskKeywords],
 ) -> Any:
     """Find the most similar rows of each row; the matrix of all similarities is never whole.
 
     Parameters
     ----------
-    a : (n, m) scipy.sparse matrix or array; or path, URL or StoredMatrix
-        A row for each text, user or cell; real and finite.
+    a : (n, m) scipy.sparse matrix or array; path, URL or StoredMatrix; or path of a list of edges or another file
+        A row for each text, user or cell; real and finite. A file is imported to a temporary matrix beside C; of
+        several edges from one vertex to another, the sum counts.
     out : str or Path, optional
-        Where to store C; required for a stored matrix.
+        Where to store C; required for a stored matrix and for a file. C has the names of the rows.
     top_n : int
         Rows that are kept for each row: the most similar. A row is not compared with itself.
     threshold : float
@@ -48,6 +50,8 @@ def similarity(
         Verify a stored C at the end.
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal
         As in `multiply`.
+    format, header, columns, separator, quotes, allow_nan, orient, dense
+        As in `import_matrix`: how to read a file.
 
     Returns
     -------
@@ -76,14 +80,15 @@ def similarity(
     if metric not in METRICS:
         raise InputError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     ProductSpec(top_n=top_n, threshold=threshold)  # refuses what they cannot be
-    matrix = opened(a, "similarities")
-    place = place_of_result(out, matrix, "similarities")
-    check_values(matrix, np.isfinite, "finite real values")
-    dtype = matrix.dtype if matrix.dtype.kind == "f" or metric != "cosine" else np.dtype(np.float64)
-    least = np.finfo(dtype).tiny if dtype.kind == "f" else 1  # what shares nothing is not similar
-    options = {"top_n": top_n, "threshold": max(threshold, float(least))}
-    change = None if metric != "cosine" else (lambda rows: _unit_rows(rows, dtype), dtype)
-    return multiply_pairs(matrix, place, options, keywords, change=change, check=check, callbacks=callbacks)
+    with imported(a, beside(out, "similarities", keywords), keywords, duplicates="sum") as operand:
+        matrix = opened(operand, "similarities")
+        place = place_of_result(out, matrix, "similarities")
+        check_values(matrix, np.isfinite, "finite real values")
+        dtype = matrix.dtype if matrix.dtype.kind == "f" or metric != "cosine" else np.dtype(np.float64)
+        least = np.finfo(dtype).tiny if dtype.kind == "f" else 1  # what shares nothing is not similar
+        options = {"top_n": top_n, "threshold": max(threshold, float(least))}
+        change = None if metric != "cosine" else (lambda rows: _unit_rows(rows, dtype), dtype)
+        return multiply_pairs(matrix, place, options, keywords, change=change, check=check, callbacks=callbacks)
 
 
 def _unit_rows(rows: CSR, dtype: np.dtype[Any]) -> CSR:

@@ -13,10 +13,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.api import products as api
+from spdist.applications.files import imported, in_folder
 from spdist.applications.operands import check_square, opened, parts
 from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array
-from spdist.options import ExecutionOptions, WhereKeywords, lists, options_of
+from spdist.options import CountKeywords, ExecutionOptions, WhereKeywords, lists, options_of, select
 from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
@@ -39,25 +40,27 @@ class TriangleCount:
     edges: int
 
 
-@lists(WhereKeywords)
+@lists(CountKeywords)
 def triangles(
     graph: Any,
     *,
     folder: str | Path | None = None,
     callbacks: Callbacks | None = None,
-    **keywords: Unpack[WhereKeywords],
+    **keywords: Unpack[CountKeywords],
 ) -> TriangleCount:
     """Count the triangles of a graph: paths of two edges that a third one closes.
 
     Parameters
     ----------
-    graph : (n, n) scipy.sparse matrix or array; or path, URL or StoredMatrix
-        An edge for each entry, in either direction; values do not count.
+    graph : (n, n) scipy.sparse matrix or array; path, URL or StoredMatrix; or path of a list of edges or another file
+        An edge for each entry, in either direction; values do not count. A file is imported to a temporary matrix.
     folder : str or Path, optional
         Where a stored graph's edges lie, in another order, until they are counted; all workers must see it. By default
-        the folder for temporary files.
+        the folder for temporary files. The matrix of a file lies there too.
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security
         As in `multiply`.
+    format, header, columns, separator, quotes, allow_nan, orient, dense
+        As in `import_matrix`: how to read a file.
 
     Returns
     -------
@@ -89,10 +92,11 @@ def triangles(
     """
     (execution,) = options_of(triangles, keywords, ExecutionOptions)
     execution.check()
-    matrix = opened(graph, "triangles")
-    check_square(matrix)
-    order, n = _by_degree(matrix), matrix.shape[0]
     with contextlib.ExitStack() as stack:
+        graph = stack.enter_context(imported(graph, in_folder(folder), keywords, duplicates="first"))
+        matrix = opened(graph, "triangles")
+        check_square(matrix)
+        order, n = _by_degree(matrix), matrix.shape[0]
         if isinstance(matrix, StoredMatrix):
             if folder is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-triangles-"))
@@ -104,7 +108,7 @@ def triangles(
             lower = sp.csr_array(
                 (found.values, (found.rows, found.columns)), shape=(n, n)
             )  # adds up what is there twice
-        options: dict[str, Any] = {"semiring": "plus_pair", "mask": lower, **keywords}
+        options: dict[str, Any] = {"semiring": "plus_pair", "mask": lower, **select(keywords, WhereKeywords)}
         count = api.reduce(lower, lower, "sum", callbacks=callbacks, **options)
         return TriangleCount(int(count), n, lower.nnz)
 

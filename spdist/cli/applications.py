@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from dataclasses import asdict, replace
 from typing import Any
 
-from spdist.cli.options import STEAL, add_engine_options, add_scheduler_options, add_workers, count_of
-from spdist.cli.verbs import GRAPH, MATRIX, PRODUCT, Verbs, print_json, security_of
-from spdist.errors import InputError
+from spdist.cli.options import (
+    STEAL,
+    add_engine_options,
+    add_file_options,
+    add_scheduler_options,
+    add_workers,
+    count_of,
+    file_options,
+)
+from spdist.cli.verbs import FILE, GRAPH, MATRIX, PRODUCT, Verbs, goes_to_standard_output, print_json, security_of
+from spdist.errors import InputError, one_line
 from spdist.foundation import phases
+from spdist.foundation.standard_output import standard_output
 from spdist.foundation.units import counted
 
 WALKS = {"host": "in memory", "gpu": "on the GPU", "storage": "in storage"}
@@ -24,11 +34,12 @@ SCHEMES = {
 
 def add_application_verbs(verbs: Verbs) -> None:
     """Add the verbs of applications."""
-    sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", a=MATRIX, c=PRODUCT)
+    sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", a=FILE, c=PRODUCT)
     sub.add_argument("--top-n", type=count_of, default=10, metavar="N", help="rows kept for each row, by default 10")
     sub.add_argument("--threshold", type=float, default=0.0, metavar="X", help="keep similarities from X up")
     sub.add_argument("--metric", default="cosine", help="cosine (default) or inner_product")
     _add_stored(sub)
+    add_file_options(sub)
     text = "for each pair of columns, count the rows that have both: A.T @ A"
     sub = verbs.add("cooccurrence", _cooccurrence, text, a=MATRIX, c=PRODUCT)
     sub.add_argument("--measure", default="count", help="count (default), or pmi: pointwise mutual information")
@@ -39,30 +50,36 @@ def add_application_verbs(verbs: Verbs) -> None:
     sub = verbs.add("triangles", _triangles, "count the triangles of a graph", graph=GRAPH)
     sub.add_argument("--folder", help="for a copy of the edges; all workers must see it")
     _add_where(sub)
+    add_file_options(sub)
     text = "lengths of shortest paths of a graph"
     lengths = "where the lengths go, a matrix in Zarr, path or URL"
     sub = verbs.add("shortest-paths", _shortest_paths, text, graph=GRAPH, d=lengths)
-    sub.add_argument("--sources", type=_vertices, metavar="I,J,...", help="vertices to start from, by default all")
+    text = "vertices to start from, by default all: names, or numbers from 0 if the graph has no names"
+    sub.add_argument("--sources", type=_vertices, metavar="I,J,...", help=text)
     sub.add_argument("--hops", type=count_of, metavar="N", help="most edges of a path")
     _add_steps(sub, "D")
     _add_where(sub)
+    add_file_options(sub)
     text = "rank the nodes of a graph; ranks go to a .npy file"
     sub = verbs.add("pagerank", _pagerank, text, graph=GRAPH, ranks=".npy file to write")
     sub.add_argument("--damping", type=float, default=0.85, help="chance to follow a link, by default 0.85")
     sub.add_argument("--tolerance", type=float, default=1e-10, help="total change of ranks that ends it")
     sub.add_argument("--maxiter", type=count_of, default=1000, metavar="N", help="most iterations")
     sub.add_argument("--gpu", action="store_true", help="multiply on GPUs")
-    sub.add_argument("--overwrite", action="store_true", help="replace RANKS")
+    sub.add_argument("--overwrite", action="store_true", help="replace RANKS, and the FILE of --labels")
+    text = "list the names of the vertices in FILE, one per line in the order of RANKS"
+    sub.add_argument("--labels", metavar="FILE", help=text)
     add_workers(sub)
     add_scheduler_options(sub)
+    add_file_options(sub)
     _add_clustering(verbs)
 
 
 def _add_clustering(verbs: Verbs) -> None:
     text = "clusters of a graph by Markov clustering, as mcl: GRAPH is a list of edges (.abc) or a matrix"
-    graph = f"list of edges (.abc, .tsv, .csv), or {MATRIX}"
-    sub = verbs.add("markov-clustering", _markov_clustering, text, graph=graph)
-    sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help="text file, one cluster per line")
+    sub = verbs.add("markov-clustering", _markov_clustering, text, graph=GRAPH)
+    text = "text file, one cluster per line; - for standard output"
+    sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help=text)
     sub.add_argument("-I", dest="inflation", type=float, default=2.0, metavar="X", help="inflation, by default 2.0")
     sub.add_argument("-pi", dest="pre_inflation", type=float, metavar="X", help="raise weights to this power first")
     sub.add_argument("-scheme", type=int, choices=SCHEMES, default=6, help="sets -P, -S and -R together, by default 6")
@@ -74,12 +91,14 @@ def _add_clustering(verbs: Verbs) -> None:
     text = "percent of a row's sum below which -R recovers, by default 90"
     sub.add_argument("-pct", dest="recover_percent", type=float, default=90.0, metavar="X", help=text)
     sub.add_argument("-te", dest="threads", type=count_of, metavar="N", help="CPUs to use, by default all")
-    sub.add_argument("--abc", action="store_true", help="GRAPH is a list of edges, whatever its name")
+    text = "GRAPH is a list of edges, whatever its name: --format abc"
+    sub.add_argument("--abc", action="store_const", const="abc", dest="format", help=text)
     text = "names of the vertices of a matrix, one per line; by default of its rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
     sub.add_argument("--maxiter", type=count_of, default=10_000, metavar="N", help="most steps")
     _add_steps(sub, "CLUSTERS")
     _add_where(sub)
+    add_file_options(sub)
 
 
 def _add_where(sub: argparse.ArgumentParser) -> None:
@@ -104,11 +123,10 @@ def _add_stored(sub: argparse.ArgumentParser) -> None:
     _add_where(sub)
 
 
-def _vertices(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of vertices: write numbers, as in 0,17") from None
+def _vertices(text: str) -> list[str]:
+    if not all(parts := text.split(",")):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of vertices: write numbers or names, as in 0,17")
+    return parts
 
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:
@@ -121,11 +139,11 @@ def _target(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("resume", "overwrite", "steal")}
 
 
-def _stored(function: Any, args: argparse.Namespace, *names: str) -> int:
+def _stored(function: Any, args: argparse.Namespace, given: dict[str, Any]) -> int:
     """Run an application whose result is a product, and show its report."""
     from spdist.cli import console
 
-    given = {name: getattr(args, name) for name in names} | _where(args) | _target(args)
+    given = given | _where(args) | _target(args)
     with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
         report = function(args.a, args.c, check=args.verify, callbacks=shown.callbacks, **given)
     report = replace(report, phases=clock.seconds())
@@ -137,13 +155,15 @@ def _stored(function: Any, args: argparse.Namespace, *names: str) -> int:
 def _similarity(args: argparse.Namespace) -> int:
     from spdist.applications.similarity import similarity
 
-    return _stored(similarity, args, "top_n", "threshold", "metric")
+    given = {name: getattr(args, name) for name in ("top_n", "threshold", "metric")}
+    return _stored(similarity, args, given | file_options(args))
 
 
 def _cooccurrence(args: argparse.Namespace) -> int:
     from spdist.applications.cooccurrence import cooccurrence
 
-    return _stored(cooccurrence, args, "measure", "threshold", "top_n", "triangle")
+    given = {name: getattr(args, name) for name in ("measure", "threshold", "top_n", "triangle")}
+    return _stored(cooccurrence, args, given)
 
 
 def _triangles(args: argparse.Namespace) -> int:
@@ -151,7 +171,8 @@ def _triangles(args: argparse.Namespace) -> int:
     from spdist.cli import console
 
     with console.RunDisplay(quiet=args.json) as shown:
-        found = triangles(args.graph, folder=args.folder, callbacks=shown.callbacks, **_where(args))
+        given = {"folder": args.folder, "callbacks": shown.callbacks, **file_options(args)}
+        found = triangles(args.graph, **given, **_where(args))
     if not args.json:
         of = f"{counted(found.vertices, 'vertex')} and {counted(found.edges, 'edge')}"
         console.line(f"{counted(found.triangles, 'triangle')} of {of}")
@@ -170,7 +191,7 @@ def _shortest_paths(args: argparse.Namespace) -> int:
             hops, pairs = counted(facts["hops"], "hop"), counted(facts["pairs"], "pair")
             console.line(f"step {step}: paths of at most {hops}, {pairs}")
 
-    given = {"sources": args.sources, "hops": args.hops, "on_step": on_step}
+    given = {"sources": args.sources, "hops": args.hops, "on_step": on_step, **file_options(args)}
     found = shortest_paths(args.graph, args.d, **given, **_where(args), **_target(args))
     if not args.json:
         pairs, vertices = counted(found.nnz, "pair"), counted(found.ncols, "vertex")
@@ -187,21 +208,28 @@ def _markov_clustering(args: argparse.Namespace) -> int:
             raise InputError("-te binds this process to CPUs, which this system does not do: leave it out")
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
 
+    to_stdout = goes_to_standard_output(args, args.out, option="-o")
+    say = console.notice if to_stdout else console.line
+
     def on_step(step: int, facts: dict[str, Any]) -> None:
         if not args.json:
-            console.line(f"step {step}: {counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.2g}")
+            say(f"step {step}: {counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.2g}")
 
     numbers: dict[str, Any] = dict(zip(("prune", "select", "recover"), SCHEMES[args.scheme], strict=True))
     numbers |= {name: value for name in numbers if (value := getattr(args, name)) is not None}
     names = ("inflation", "pre_inflation", "recover_percent", "maxiter", "labels")
-    given = {name: getattr(args, name) for name in names} | {"on_step": on_step, "edges": True if args.abc else None}
+    given = {name: getattr(args, name) for name in names} | {"on_step": on_step, **file_options(args)}
+    out = None if to_stdout else args.out
     with phases.clocked() as clock:
-        found = markov_clustering(args.graph, args.out, **given, **numbers, **_where(args), **_target(args))
+        found = markov_clustering(args.graph, out, **given, **numbers, **_where(args), **_target(args))
+    if to_stdout:
+        with standard_output() as out_file:
+            out_file.writelines(found.lines())
     facts = found.summary()
     if not args.json:
         after = f"{counted(facts['clusters'], 'cluster')} after {counted(facts['steps'], 'step')} {WALKS[found.place]}"
         sizes = f"the largest has {counted(facts['largest'], 'vertex')}; {facts['alone']:,} with one"
-        console.line(f"{after}, in {args.out}: {sizes}")
+        say(f"{after}, in {'standard output' if to_stdout else args.out}: {sizes}")
         if not found.converged:
             console.warning(f"walks still change, chaos {found.chaos:.2g}: raise --maxiter")
     print_json(facts | {"phases": clock.seconds()}, args)
@@ -211,26 +239,34 @@ def _markov_clustering(args: argparse.Namespace) -> int:
 def _pagerank(args: argparse.Namespace) -> int:
     import numpy as np
 
+    from spdist.applications.pagerank import pagerank
     from spdist.cli import console
-    from spdist.interop.rows import to_scipy
-    from spdist.jobs.operands import open_operand
-    from spdist.operators.solvers import pagerank
     from spdist.storage.atomic_replace import staged_file
+    from spdist.storage.names.names import text_of
 
-    with staged_file(args.ranks, overwrite=args.overwrite) as place:
-        links = to_scipy(open_operand(args.graph))
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(staged_file(args.ranks, overwrite=args.overwrite))
+        labels = args.labels and stack.enter_context(staged_file(args.labels, overwrite=args.overwrite))
         where = {"workers": args.workers, "scheduler": args.scheduler, "security": security_of(args)}
         options = {"damping": args.damping, "tolerance": args.tolerance, "maxiter": args.maxiter, "on_gpu": args.gpu}
-        found = pagerank(links, **options, **where)
-        with place.open("wb") as file:  # of a name np.save would add .npy to
-            np.save(file, found.x)
+        found = pagerank(args.graph, **options, **where, **file_options(args))
+        if labels:
+            if found.names is None:
+                raise InputError(f"--labels: vertices of {args.graph} have no names; number i of RANKS is of vertex i")
+            labels.write_bytes(text_of(found.names.tolist(), args.graph))
+        with place.open("wb") as ranks:  # of a name np.save would add .npy to
+            np.save(ranks, found.x)
     facts = {name: getattr(found, name) for name in ("iterations", "residual", "converged", "seconds")}
     best = np.argsort(-found.x, kind="stable")[:10]
     facts["top"] = [{"node": int(node), "rank": float(found.x[node])} for node in best]
+    if found.names is not None:
+        facts["top"] = [{**one, "name": found.names[one["node"]]} for one in facts["top"]]
     if not args.json:
         done = f"{counted(found.iterations, 'iteration')} in {found.seconds:.2f} s"
-        console.line(f"{done}; ranks are in {args.ranks}; the first:")
+        listed = args.labels or "the names that --labels FILE lists"
+        order = "" if found.names is None else f", in the order of {listed}"
+        console.line(f"{done}; ranks are in {args.ranks}{order}; the first:")
         for one in facts["top"]:
-            console.line(f"  {one['node']:>12,}  {one['rank']:.3e}")
+            console.line(f"  {one['node']:>12,}  {one['rank']:.3e}  {one_line(one.get('name', ''), 60)}".rstrip())
     print_json(facts, args)
     return 0 if found.converged else 1

@@ -24,6 +24,7 @@ from spdist.cli.products import add_product_verbs
 from spdist.cli.verbs import Verbs
 from spdist.errors import InputError, SpdistError, install, one_line
 from spdist.foundation import phases
+from spdist.foundation.standard_output import drop_unread
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr
@@ -117,6 +118,7 @@ def _open_standard_files() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
@@ -144,8 +146,10 @@ def end_process(code: int) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # nobody reads: Python's own end says so
-        sys.exit(code)
+    except OSError as error:
+        if not drop_unread(error):
+            sys.exit(code)  # Python's own end says what is wrong
+        code = code or 1
     atexit._run_exitfuncs()
     os._exit(code)
 
@@ -161,6 +165,8 @@ def _main(argv: list[str]) -> int:
     except KeyboardInterrupt as error:
         return _failed(argv, error, f"interrupted{again}", 1)
     except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and drop_unread(error):
+            return 1
         text = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
         return _failed(argv, error, f"{one_line(text, LINE)}{again}", 1)
 

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from spdist.cli.facts import show_facts
-from spdist.cli.options import TARGET, add_edge_options, add_generate, add_overwrite, block_size, edge_options
-from spdist.cli.verbs import MATRIX, Verbs, mode_of, print_json
+from spdist.cli.options import TARGET, add_file_options, add_generate, add_overwrite, block_size, file_options
+from spdist.cli.verbs import MATRIX, Verbs, goes_to_standard_output, mode_of, print_json
 from spdist.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,22 +32,18 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
-    text = "read SOURCE as this format, whatever its name: mtx, abc, csv.gz, ..."
-    sub.add_argument("--format", metavar="NAME", help=text)
-    text = "rows and columns of single cells: cells-by-genes (default) or genes-by-cells"
-    sub.add_argument("--orient", metavar="ORIENT", help=text)
-    sub.add_argument("--dense", action="store_true", help="read a dense array, and keep its nonzeros")
-    add_edge_options(sub)
+    add_file_options(sub)
     text = "vertices of a list of edges have names; store them with the matrix"
     sub.add_argument("--names", action="store_true", help=text)
     text = "as --names, and list the names in FILE too, one per line in the order of rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
-    text = "edges of a list in one place: their sum (default), the largest (max) or the first"
-    sub.add_argument("--duplicates", choices=("sum", "max", "first"), default="sum", help=text)
-    text = "convert a matrix in Zarr to .mtx, .npz or binsparse"
-    target = "file to write; for binsparse a folder or URL"
+    text = "edges of a list in one place: their sum (default), the largest (max), the smallest (min) or the first"
+    sub.add_argument("--duplicates", choices=("sum", "max", "min", "first"), default="sum", help=text)
+    text = "convert a matrix in Zarr to .mtx, a list of edges (.abc, .tsv), .npz or binsparse"
+    target = "file to write, or - for standard output; for binsparse a folder or URL"
     sub = verbs.add("export", _export, text, source=MATRIX, target=target)
-    sub.add_argument("--format", choices=("mtx", "npz", "binsparse"), help="by default from TARGET's ending")
+    text = "mtx, abc, tsv, npz, binsparse, mtx.gz, ...; by default from TARGET's ending"
+    sub.add_argument("--format", metavar="NAME", help=text)
     add_overwrite(sub)
     sub = verbs.add("transpose", _transpose, "write the transpose of a matrix", source=MATRIX, target=TARGET)
     add_overwrite(sub)
@@ -76,8 +72,7 @@ def _import(args: argparse.Namespace) -> int:
 
     with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
         given: dict[str, Any] = {"block_size": args.block_size, "duplicates": args.duplicates}
-        given |= {"names": args.names, "labels": args.labels, "format": args.format, "orient": args.orient}
-        given |= {"dense": args.dense, **edge_options(args), **mode_of(args)}
+        given |= {"names": args.names, "labels": args.labels, **file_options(args), **mode_of(args)}
         matrix = import_matrix(args.source, args.target, progress=bar, **given)
     return _show_matrix(matrix, args)
 
@@ -86,9 +81,10 @@ def _export(args: argparse.Namespace) -> int:
     from spdist.cli import console
     from spdist.storage.import_export import export_matrix
 
+    to_stdout = goes_to_standard_output(args, args.target, option="TARGET")
     with console.transfer_bar(f"exporting {args.source}", quiet=args.json) as bar:
         export_matrix(args.source, args.target, format=args.format, **mode_of(args), progress=bar)
-    if not args.json:
+    if not args.json and not to_stdout:
         console.line(f"wrote {args.target}")
     return print_json({"target": args.target}, args)
 

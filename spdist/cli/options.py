@@ -76,8 +76,13 @@ def _columns(text: str) -> tuple[int | str, ...]:
     return tuple(int(part) if part.isdigit() else part for part in text.split(","))
 
 
-def add_edge_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options that say how to read a list of edges."""
+def add_file_options(sub: argparse.ArgumentParser) -> None:
+    """Add the options that say how to read a file of another program."""
+    text = "read the file as this format, whatever its name: mtx, abc, csv.gz, ..."
+    sub.add_argument("--format", metavar="NAME", help=text)
+    text = "rows and columns of single cells: cells-by-genes (default) or genes-by-cells"
+    sub.add_argument("--orient", metavar="ORIENT", help=text)
+    sub.add_argument("--dense", action="store_true", help="read a dense array, and keep its nonzeros")
     sub = sub.add_argument_group("lists of edges: .abc, .tsv, .csv, .txt, .edges")  # type: ignore[assignment]
     text = "the first line names the columns, or does not; by default it does if it has the known words"
     sub.add_argument("--header", action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -90,9 +95,10 @@ def add_edge_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--allow-nan", action="store_true", help="take weights that are NaN")
 
 
-def edge_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return how to read a list of edges, as the API takes it."""
-    return {name: getattr(args, name) for name in ("header", "columns", "separator", "quotes", "allow_nan")}
+def file_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how to read a file of another program, as the API takes it."""
+    edges = ("header", "columns", "separator", "quotes", "allow_nan")
+    return {name: getattr(args, name) for name in ("format", "orient", "dense", *edges)}
 
 
 def add_overwrite(sub: argparse.ArgumentParser) -> None:

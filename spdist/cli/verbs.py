@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from spdist.cli.options import Parser
+from spdist.errors import InputError
+from spdist.foundation.standard_output import STANDARD_OUTPUT
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -16,7 +18,9 @@ MATRIX = "matrix in Zarr (spdist import makes one), path or URL"
 """Help of an operand."""
 PRODUCT = "where the product goes, in Zarr, path or URL"
 """Help of the target of a product."""
-GRAPH = "graph, a square matrix in Zarr (spdist import makes one), path or URL"
+FILE = "matrix in Zarr, or a file that spdist import reads; path, URL, or - for standard input"
+"""Help of an operand that may be a file."""
+GRAPH = "graph: list of edges (.abc, .tsv, .csv, ...) or another file, - for standard input; or square matrix in Zarr"
 """Help of a graph."""
 
 
@@ -50,6 +54,31 @@ def security_of(args: argparse.Namespace) -> Security | None:
     from spdist.scheduler.clusters.security import security_of_files
 
     return security_of_files(args.tls_ca_file, args.tls_cert, args.tls_key)
+
+
+def goes_to_standard_output(args: argparse.Namespace, target: str, *, option: str) -> bool:
+    """Return whether a result goes to standard output; refuse options that cannot go with it.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+    target : str
+        Where the result goes.
+    option : str
+        What names the target, for messages.
+
+    Raises
+    ------
+    InputError
+        If ``--json`` wants standard output too, or ``--resume`` a place beside the result.
+    """
+    if target != STANDARD_OUTPUT:
+        return False
+    if args.json:
+        raise InputError(f"{option} - and --json both write to standard output: name a file, or leave --json out")
+    if getattr(args, "resume", False):
+        raise InputError(f"{option} - keeps no steps, so nothing can be resumed: name a file, or leave --resume out")
+    return True
 
 
 def print_json(content: dict[str, Any], args: argparse.Namespace) -> int:

@@ -48,6 +48,8 @@ class Solution:
     launched : str
         How the iterations were launched: "as a CUDA graph", or "one by one", and on a GPU why. The first `LOOKS`
         iterations, and fewer than `LOOKS` at the end, are always launched one by one.
+    names : (n,) array of str, optional
+        Of the nodes of a graph that PageRank ranked, if they have names.
 
     Examples
     --------
@@ -62,6 +64,7 @@ class Solution:
     converged: bool
     seconds: float
     launched: str
+    names: Any = None
 
 
 class Space(Protocol):
@@ -170,45 +173,7 @@ def pagerank(
     workers: int | None = None, scheduler: Any = None, security: Any = None, on_gpu: bool = False,
     cuda_graph: bool = True,
 ) -> Solution:  # fmt: skip
-    """Rank the nodes of a graph by PageRank.
-
-    Parameters
-    ----------
-    links : sparse matrix or array
-        SciPy's or CuPy's, square: a link from i to j has its weight, not negative, in row i and column j.
-    damping : float
-        Chance to follow a link. A node without links passes its rank to all nodes in equal shares.
-    tolerance : float
-        Iterations end once ranks change by no more than this in total.
-    maxiter : int
-        Most iterations.
-    workers, scheduler, security, on_gpu
-        As for `partitioned`, if one of them is given; otherwise this process ranks the graph on the device that holds
-        it.
-    cuda_graph : bool
-        As for `conjugate_gradient`.
-
-    Returns
-    -------
-    Solution
-        Its ranks add up to 1.
-
-    Raises
-    ------
-    MatrixError
-        If the matrix is empty, not square, or has a weight that is negative or not finite.
-    InputError
-        If `damping` is not at least 0 and below 1.
-
-    References
-    ----------
-    .. [1] L. Page, S. Brin, R. Motwani, T. Winograd, "The PageRank Citation Ranking: Bringing Order to the Web", 1999.
-
-    Examples
-    --------
-    >>> pagerank(sp.csr_array([[0.0, 1.0], [1.0, 0.0]])).x
-    array([0.5, 0.5])
-    """
+    """Rank the nodes of a graph in memory; `spdist.pagerank` explains the parameters."""
     if links.shape[0] != links.shape[1] or not links.shape[0]:
         raise MatrixError(f"a graph's matrix is square and not empty, this is {links.shape[0]:,} x {links.shape[1]:,}")
     if not 0 <= damping < 1:

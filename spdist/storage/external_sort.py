@@ -30,7 +30,10 @@ MIN_SPLIT = 16
 BLOCK_ROWS = 1 << 20
 """Most rows of a CSR that `RowSorter.blocks` yields; bounds the offsets if most rows are empty."""
 
-Duplicates = Literal["sum", "max", "first"]
+Duplicates = Literal["sum", "max", "min", "first"]
+"""How entries in one position are combined."""
+
+_COMBINE: dict[Duplicates, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class Entries(NamedTuple):
@@ -61,8 +64,9 @@ class RowSorter:
         Estimated number of entries; a wrong estimate costs time, not correctness.
     bucket_bytes : int
         Bytes of the entries of one bucket.
-    duplicates : {"sum", "max", "first"}
-        Of entries in one position, their sum in the order in which they were added, the largest, or the first.
+    duplicates : {"sum", "max", "min", "first"}
+        Of entries in one position, their sum in the order in which they were added, the largest, the smallest or the
+        first.
     cuts : array of int, optional
         First rows of the buckets, rising from 0; by default all buckets have as many rows.
     """
@@ -200,8 +204,8 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     entries : Entries
     ncols : int
         Columns of the matrix.
-    duplicates : {"sum", "max", "first"}
-        Of entries in one position, their sum, the largest, or the first.
+    duplicates : {"sum", "max", "min", "first"}
+        Of entries in one position, their sum, the largest, the smallest or the first.
 
     Returns
     -------
@@ -227,8 +231,9 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     if duplicates != "first":
         again = np.flatnonzero(~new)
         place = np.cumsum(new)[again] - 1
-        combine = np.add if duplicates == "sum" else np.maximum
-        combine.at(out.values, place, entries.values[again])  # one by one: reduceat would sum long runs pairwise
+        _COMBINE[duplicates].at(
+            out.values, place, entries.values[again]
+        )  # one by one: reduceat would sum long runs pairwise
     return out
 
 
@@ -238,8 +243,8 @@ def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
     Parameters
     ----------
     block : CSR
-    duplicates : {"sum", "max", "first"}
-        Of entries in one position, their sum in the order of the row, the largest, or the first.
+    duplicates : {"sum", "max", "min", "first"}
+        Of entries in one position, their sum in the order of the row, the largest, the smallest or the first.
 
     Returns
     -------

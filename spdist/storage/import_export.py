@@ -5,7 +5,7 @@ Format       import  export  What it is
 ===========  ======  ======  =======================================================================
 .mtx         yes     yes     Matrix Market text, also .mtx.gz and .mtx.bz2
 .npz         yes     yes     ``scipy.sparse.save_npz``: CSR, CSC, COO, BSR, DIA
-.abc         yes             edges of a graph, two vertices and perhaps a weight a line; also .tsv, .csv, .gz, .bz2
+.abc         yes     yes     edges of a graph, two vertices and perhaps a weight a line; also .tsv, .csv, .gz, .bz2
 .h5ad        yes             AnnData on HDF5, ``X`` or the path after ``::``, as in ``cells.h5ad::layers/counts``
 binsparse            yes     a Zarr group as GraphBLAS' Binsparse specification 0.1 lays it out
 ===========  ======  ======  =======================================================================
@@ -21,8 +21,11 @@ import bz2
 import gzip
 import io
 import logging
+import lzma
+import shutil
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +34,7 @@ from typing import Any, BinaryIO, Literal, Unpack, cast
 import numpy as np
 
 from spdist.errors import InputError, one_line
+from spdist.foundation.standard_output import STANDARD_OUTPUT, standard_output
 from spdist.foundation.units import counted
 from spdist.matrices.checks import is_canonical
 from spdist.matrices.csr import CSR
@@ -42,6 +46,7 @@ from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
 from spdist.storage.external_sort import BUCKET_BYTES, Entries, canonical
 from spdist.storage.formats import matrix_market
 from spdist.storage.formats.edges.edge_list import EDGE, EdgeText
+from spdist.storage.formats.edges.edge_output import write_edges
 from spdist.storage.formats.opening import STANDARD_INPUT, check_file, opened_source
 from spdist.storage.formats.reading import Reading, ReadKeywords, ReadOptions
 from spdist.storage.formats.registry import Format, ending_of, format_of
@@ -108,7 +113,7 @@ def import_matrix(
         names : bool
             Whether vertices of a list of edges have names. They are numbered in the order in which they come, and
             their names are stored as names of rows and columns. Without, vertices are numbers from 0 on.
-        duplicates : {"sum", "max", "first"}
+        duplicates : {"sum", "max", "min", "first"}
             How to combine several edges from one vertex to another; other formats sum duplicates.
         header : bool
             Whether the first line of a list of edges names the columns; by default if it has the known words
@@ -143,7 +148,7 @@ def import_matrix(
     --------
     >>> import_matrix("poisson.mtx.gz", "poisson.zarr")  # doctest: +SKIP
     """
-    given, inner = _parted(str(source))
+    given, inner = parted(str(source))
     path = given if given == STANDARD_INPUT else locations.normalise(given)
     kind = format_of(path, str(source), format)
     options = ReadOptions(**cast(Any, read | ({} if labels is None else {"names": True})))
@@ -177,7 +182,7 @@ def _opened(path: str, kind: Format, scratch: Path) -> AbstractContextManager[Bi
     return nullcontext(cast(BinaryIO, io.BytesIO())) if kind.holds is not None else opened_source(path, scratch)
 
 
-def _parted(source: str) -> tuple[str, str]:
+def parted(source: str) -> tuple[str, str]:
     """Return a path, and what follows ``::`` in it: the place of a matrix inside the file."""
     path, mark, inner = source.rpartition("::")
     return (path, inner) if mark and not Path(source).exists() else (source, "")
@@ -258,10 +263,13 @@ def export_matrix(
     source : str or Path
         Path or fsspec URL of a matrix. Blocks are written entry by entry.
     target : str or Path
-        A local path; for binsparse a path or URL. Gets the file when all is written.
-    format : {"mtx", "npz", "binsparse"}, optional
-        By default the format that `target` ends in: .mtx, .mtx.gz, .mtx.bz2 or .npz. Text keeps numbers exactly; bool
-        is written as integers 0 and 1. An .npz is not compressed; ``scipy.sparse.load_npz`` reads it.
+        A local path; for binsparse a path or URL. Gets the file when all is written. ``"-"`` is standard output, with
+        `format`; text goes there as it is made.
+    format : {"mtx", "abc", "tsv", "npz", "binsparse"}, optional
+        By default the format that `target` ends in. Text, which .gz, .bz2 or .xz may follow, keeps numbers exactly;
+        bool is written as integers 0 and 1. An .npz is not compressed; ``scipy.sparse.load_npz`` reads it. A list of
+        edges (abc, tsv) has lines of row, column and value with tabs between: names of the rows if there are any, else
+        numbers from 0 on. It is of a square matrix whose columns have the same names.
     overwrite, steal : bool
         As for `import_matrix`.
     progress : callable, optional
@@ -270,7 +278,7 @@ def export_matrix(
     Raises
     ------
     InputError
-        If `target` exists, or the format is not known.
+        If `target` exists, or the format is not known or cannot hold the matrix.
     CorruptError
         If a Zarr chunk of `source` is missing or altered.
 
@@ -279,22 +287,48 @@ def export_matrix(
     >>> export_matrix("C.zarr", "C.mtx.gz")  # doctest: +SKIP
     """
     matrix = as_numbers(open_matrix(source))
-    report, kind = progress or ignore_progress, format or _format_of(str(target))
+    report, place = progress or ignore_progress, str(target)
+    kind, packing = _written_as(place, format)
     if kind == "binsparse":
+        if place == STANDARD_OUTPUT:
+            raise InputError("binsparse is a folder, which standard output cannot be; name a place for it")
         with staged_matrix(target, overwrite=overwrite, steal=steal) as stage:
             _write_binsparse(matrix, stage.url, report)
-    elif kind in ("mtx", "npz"):
-        with staged_file(target, overwrite=overwrite, steal=steal) as path:
-            (_write_text if kind == "mtx" else _write_npz)(matrix, path, report)
+    elif place == STANDARD_OUTPUT:
+        with standard_output() as file, _PACKERS[packing](file) as out:
+            _WRITERS[kind](matrix, out, report)
     else:
-        raise InputError(f"format '{kind}' is not written; known are mtx, npz and binsparse")
+        staged = staged_file(target, overwrite=overwrite, steal=steal)
+        with staged as path, path.open("wb") as file, _PACKERS[packing](file) as out:
+            _WRITERS[kind](matrix, out, report)
 
 
-def _format_of(target: str) -> str:
-    for suffix, kind in ((".mtx", "mtx"), (".mtx.gz", "mtx"), (".mtx.bz2", "mtx"), (".npz", "npz")):
-        if target.endswith(suffix):
-            return kind
-    raise InputError(f"{target}: cannot tell the format from the name; end it in .mtx or .npz, or pass --format")
+def _written_as(target: str, format: str | None) -> tuple[str, str]:
+    """Return the format to write, and the ending of its compression, empty for none.
+
+    Raises
+    ------
+    InputError
+        If it is not known.
+    """
+    name = target if format is None else f".{format.removeprefix('.')}"
+    packing = packing_of(name) or packing_of(target)
+    bare = name.removesuffix(packing)
+    if bare == ".binsparse" and format is not None:
+        return "binsparse", ""
+    kind = next((each for each in _WRITERS if bare.endswith(f".{each}")), None)
+    known = ", ".join((*_WRITERS, "binsparse"))
+    if kind is None and format is not None:
+        raise InputError(f"format '{format}' is not written; known are {known}")
+    if kind is None and target == STANDARD_OUTPUT:
+        raise InputError(f"standard output has no name that says what to write: pass --format; known are {known}")
+    if kind is None:
+        raise InputError(
+            f"{target}: cannot tell the format from the name; end it in .mtx, .abc, .tsv or .npz, or pass --format"
+        )
+    if packing and (kind == "npz" or packing not in _PACKERS):
+        raise InputError(f"{target}: {kind} is not written compressed as {packing}; leave {packing} out, and pack it")
+    return kind, packing
 
 
 def _row_blocks(matrix: StoredMatrix, progress: Progress) -> Iterator[tuple[int, CSR]]:
@@ -306,20 +340,37 @@ def _row_blocks(matrix: StoredMatrix, progress: Progress) -> Iterator[tuple[int,
         progress(done, matrix.nnz)
 
 
-def _write_text(matrix: StoredMatrix, path: Path, progress: Progress) -> None:
-    opener = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
-    with cast(BinaryIO, cast(Any, opener)(path, "wb")) as file:
-        matrix_market.write_header(file, matrix.shape, matrix.nnz, matrix.dtype)
-        for start, block in _row_blocks(matrix, progress):
-            matrix_market.write_rows(file, block, start, matrix.nrows)
+def _write_mtx(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None:
+    matrix_market.write_header(file, matrix.shape, matrix.nnz, matrix.dtype)
+    for start, block in _row_blocks(matrix, progress):
+        matrix_market.write_rows(file, block, start, matrix.nrows)
 
 
-def _write_npz(matrix: StoredMatrix, path: Path, progress: Progress) -> None:
+def _write_abc(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None:
+    write_edges(file, matrix, _row_blocks(matrix, progress), quotes=False)
+
+
+def _write_tsv(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None:
+    write_edges(file, matrix, _row_blocks(matrix, progress), quotes=True)
+
+
+def _write_npz(matrix: StoredMatrix, out: BinaryIO, progress: Progress) -> None:
+    """Write an archive; to standard output by way of a file, because its parts are written out of order."""
+    if out.seekable():
+        _write_archive(matrix, out, progress)
+        return
+    with tempfile.TemporaryFile() as file:
+        _write_archive(matrix, cast(BinaryIO, file), progress)
+        file.seek(0)
+        shutil.copyfileobj(file, out)
+
+
+def _write_archive(matrix: StoredMatrix, out: BinaryIO, progress: Progress) -> None:
     offsets = np.dtype(np.int32 if max(matrix.nnz, matrix.ncols) <= INT32_MAX else np.int64)  # SciPy wants one dtype
     small = {"format": np.array(b"csr"), "shape": np.array(matrix.shape, np.int64)}
     arrays = ((matrix.indptr, offsets), (matrix.indices, offsets), (matrix.data, matrix.dtype))
     done, total = 0, sum(array.length for array, _ in arrays)
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(out, "w") as archive:
         for name, value in small.items():
             with archive.open(f"{name}.npy", "w") as file:
                 np.lib.format.write_array(file, value)
@@ -331,6 +382,23 @@ def _write_npz(matrix: StoredMatrix, path: Path, progress: Progress) -> None:
                     values = array.read(first, min(first + ENTRIES, array.length))
                     file.write(np.ascontiguousarray(values, dtype).data)
                     progress((done := done + len(values)), total)
+
+
+_PACKERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Any]]] = {
+    "": nullcontext,
+    ".gz": lambda file: gzip.GzipFile("", "wb", fileobj=file),
+    ".bz2": lambda file: bz2.BZ2File(file, "wb"),
+    ".xz": lambda file: lzma.LZMAFile(file, "wb"),  # noqa: SIM115 (its user closes it)
+}
+"""What compresses a file, by the ending of its name."""
+
+_WRITERS: dict[str, Callable[[StoredMatrix, BinaryIO, Progress], None]] = {
+    "mtx": _write_mtx,
+    "abc": _write_abc,
+    "tsv": _write_tsv,
+    "npz": _write_npz,
+}
+"""What writes a file, by the ending of its name."""
 
 
 def _write_binsparse(matrix: StoredMatrix, url: str, progress: Progress) -> None:

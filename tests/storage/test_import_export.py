@@ -94,7 +94,7 @@ def left_over(folder: Path) -> list[str]:
     nrows=st.sampled_from([1, 3, 40, 1 << 20, (1 << 32) + 5]),
     ncols=st.sampled_from([1, 7, 1 << 31, 1 << 45]),
     bucket=st.sampled_from([64, 500, 1 << 20]),
-    duplicates=st.sampled_from(["sum", "first"]),
+    duplicates=st.sampled_from(["sum", "max", "min", "first"]),
     dtype=st.sampled_from(["f8", "f4", "?", "u1", "c16"]),
     seed=st.integers(0, 5),
 )
@@ -108,8 +108,9 @@ def test_sorter_equals_a_dictionary(tmp_path_factory, nrows, ncols, bucket, dupl
     for row, column, value in zip(rows.tolist(), columns.tolist(), values, strict=True):
         if (row, column) not in want:
             want[row, column] = value
-        elif duplicates == "sum":
-            want[row, column] = np.add(want[row, column], value)
+        elif duplicates != "first":
+            combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[duplicates]
+            want[row, column] = combine(want[row, column], value)
     directory = tmp_path_factory.mktemp("sort")
     sorter = RowSorter(
         directory, (nrows, ncols), np.dtype(dtype), expected=n, bucket_bytes=bucket, duplicates=duplicates

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import shutil
+import io
+import logging
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,8 +15,13 @@ from typing import Any, BinaryIO, cast
 from spdist.errors import InputError, one_line
 from spdist.storage import locations
 
+logger = logging.getLogger("spdist")
+
 STANDARD_INPUT = "-"
 """The path that stands for standard input."""
+
+READ_BYTES = 1 << 20
+"""Bytes of standard input that are copied at a time."""
 
 CONNECT_SECONDS = 8
 """Seconds within which the server of a URL must be reached."""
@@ -42,8 +48,14 @@ def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
         Folder for a copy of standard input; by default the system's for temporary files.
     """
     if path == STANDARD_INPUT:
+        if sys.stdin.isatty():
+            logger.warning(
+                "reading from the terminal: type the file, then Ctrl-D in a new line", extra={"notice": True}
+            )
         with tempfile.TemporaryFile(dir=scratch) as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+            given = cast(io.BufferedReader, sys.stdin.buffer)
+            while found := given.read1(READ_BYTES):  # a terminal says only once that its text ends
+                file.write(found)
             file.seek(0)
             yield cast(BinaryIO, file)
         return

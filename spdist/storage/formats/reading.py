@@ -40,7 +40,7 @@ class ReadOptions:
     ----------
     names : bool
         Whether vertices of a list of edges have names.
-    duplicates : {"sum", "max", "first"}
+    duplicates : {"sum", "max", "min", "first"}
         How to combine several edges from one vertex to another.
     header : bool, optional
         Whether the first line names the columns; by default it does if it has the known words.

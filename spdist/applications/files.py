@@ -1,0 +1,129 @@
+"""Operands of applications that are files of other programs: they are imported, and the import goes in the end."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+from spdist.errors import InputError, SpdistError
+from spdist.jobs.target import check_target
+from spdist.options import FILE_DEFAULTS, FileKeywords, TaskKeywords, select
+from spdist.storage import locations
+from spdist.storage.external_sort import Duplicates
+from spdist.storage.formats.opening import STANDARD_INPUT
+from spdist.storage.formats.registry import Format, format_of
+from spdist.storage.import_export import import_matrix, parted
+from spdist.storage.lock import hold_target
+
+
+def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
+    """Return the format of an operand that is a file; None if it is a matrix, in memory or stored.
+
+    Parameters
+    ----------
+    operand : matrix, path or URL
+        ``"-"`` is standard input. A local file is always imported; of other places the ending decides.
+    keywords : mapping
+        Of the call; the names of `FileKeywords` say how to read a file.
+
+    Raises
+    ------
+    InputError
+        If the format of a file is not known, or a matrix should be read as a file.
+    """
+    read = select(keywords, FileKeywords)
+    if isinstance(operand, str | Path):
+        given, _ = parted(str(operand))
+        path = given if given == STANDARD_INPUT else locations.normalise(given)
+        is_file = path == STANDARD_INPUT or (locations.is_local(path) and locations.local_path(path).is_file())
+        try:
+            return format_of(path, str(operand), read.get("format"))
+        except InputError:
+            if is_file or read.get("format") is not None:
+                raise
+    for name, value in read.items():
+        if value != FILE_DEFAULTS[name]:
+            shown = operand if isinstance(operand, str | Path) else "the operand"
+            raise InputError(f"{name}={value!r}: {shown} is no file to be read, but a matrix already; leave it out")
+    return None
+
+
+@contextmanager
+def imported(
+    operand: Any, place: AbstractContextManager[str], keywords: Mapping[str, object], *, duplicates: Duplicates
+) -> Iterator[Any]:
+    """Yield an operand; if it is a file, the matrix that it is imported to, with names of vertices where it has any.
+
+    Parameters
+    ----------
+    operand : matrix, path or URL
+    place : context manager
+        Gives the place of the matrix, which is removed in the end; entered only for a file.
+    keywords : mapping
+        Of the call; the names of `FileKeywords` say how to read a file.
+    duplicates : {"sum", "max", "min", "first"}
+        How several edges from one vertex to another are combined.
+
+    Raises
+    ------
+    SpdistError
+        Names the file, not the matrix that it was imported to.
+    """
+    kind = file_format(operand, keywords)
+    if kind is None:
+        yield operand
+        return
+    chosen = {"names": True, "duplicates": duplicates}
+    read = select(keywords, FileKeywords) | {name: value for name, value in chosen.items() if name in kind.takes}
+    with place as url:
+        try:
+            yield import_matrix(operand, url, **cast(Any, read))
+        except SpdistError as error:
+            if url not in str(error):
+                raise
+            shown = "standard input" if str(operand) == STANDARD_INPUT else str(operand)
+            raise type(error)(str(error).replace(url, shown)) from error
+        finally:
+            locations.discard(url)
+
+
+@contextmanager
+def beside(out: str | Path | None, what: str, keywords: TaskKeywords) -> Iterator[str]:
+    """Hold a result's place while a file is imported beside it; yield where the import goes.
+
+    Workers see the matrix there, and a disk with room for the result has room for it. A resumed run imports the file
+    again, to a matrix of the same fingerprint.
+
+    Parameters
+    ----------
+    out : str, Path or None
+    what : str
+        The result, as the message names it.
+    keywords : TaskKeywords
+
+    Raises
+    ------
+    InputError
+        If the result has no place, or may not be written there.
+    """
+    if out is None:
+        raise InputError(f"the {what} of a file are stored: say where, with out='C.zarr'")
+    target = locations.normalise(out)
+    if not keywords.get("resume", False):
+        check_target(target, overwrite=keywords.get("overwrite", False))
+    with hold_target(target, steal=keywords.get("steal", False)):
+        yield f"{target}.spdist-file-{uuid4().hex[:8]}"
+
+
+@contextmanager
+def in_folder(folder: str | Path | None = None) -> Iterator[str]:
+    """Yield where a file is imported to: a place in a folder, by default in a new one for temporary files."""
+    if folder is not None:
+        yield f"{locations.normalise(folder)}/file-{uuid4().hex[:8]}.zarr"
+        return
+    with tempfile.TemporaryDirectory(prefix="spdist-file-") as temporary:
+        yield f"{locations.normalise(temporary)}/matrix.zarr"

@@ -1,0 +1,53 @@
+"""Standard output as the place of a file: written whole, or to a reader that leaves early."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+STANDARD_OUTPUT = "-"
+"""The path that stands for standard output."""
+
+STDOUT = 1
+"""Number of the open file that is standard output."""
+
+
+@contextmanager
+def standard_output() -> Iterator[BinaryIO]:
+    """Open standard output for bytes; all are written at the end of the block.
+
+    Raises
+    ------
+    BrokenPipeError
+        If nobody reads on.
+    """
+    sys.stdout.flush()
+    if isinstance(sys.stdout.buffer, io.RawIOBase):  # with PYTHONUNBUFFERED: a write to it may write less
+        with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+            yield out
+        return
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+def drop_unread(error: OSError) -> bool:
+    """Return whether standard output is a pipe that nobody reads any more; what is still to be written is dropped.
+
+    Parameters
+    ----------
+    error : OSError
+        Of a write. The pipe may be another one, or a connection.
+    """
+    if not isinstance(error, BrokenPipeError):
+        return False
+    poll = select.poll()
+    poll.register(STDOUT, 0)
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+    return True
