@@ -9,6 +9,8 @@ from spdist.errors import InputError
 from spdist.storage import locations
 from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats.edge_list import import_edges
+from spdist.storage.formats.graphs.mci import import_mci
+from spdist.storage.formats.graphs.metis import import_metis
 from spdist.storage.formats.h5ad import import_h5ad
 from spdist.storage.formats.matrix_market import import_text
 from spdist.storage.formats.npz import import_npz
@@ -84,6 +86,8 @@ FORMATS = (
     Format("a file of scipy.sparse.save_npz", (".npz",), import_npz),
     Format("an AnnData file", (".h5ad",), import_h5ad),
     Format("a list of edges", (".abc", ".tsv", ".csv", ".txt", ".edges"), import_edges, EDGE_OPTIONS, is_text=True),
+    Format("a matrix in mcl's native format", (".mci",), import_mci, is_text=True),
+    Format("a graph of METIS", (".graph", ".metis"), import_metis, is_text=True),
 )
 """All formats."""
 
