@@ -28,7 +28,7 @@ from spdist.storage.external_sort import Entries
 from spdist.storage.formats.reading import Reading
 from spdist.storage.formats.source import Import
 from spdist.storage.formats.text import TextFile
-from spdist.storage.formats.text_numbers import INTEGERS, REALS, count_entries, excerpt, is_whole, with_e
+from spdist.storage.formats.text_numbers import INTEGERS, MOST_EXACT, REALS, count_entries, excerpt, is_whole, with_e
 
 TEXT_BYTES = 4 << 20
 """Bytes of text read at a time; its entries take about three times as much memory, at worst eleven times."""
@@ -47,9 +47,6 @@ FIELDS = {
     "complex": np.dtype(np.complex128),
     "pattern": np.dtype(np.float64),
 }
-EXACT_WHOLE = 1 << 53
-"""Largest whole number up to which float64 has all."""
-
 COMMENT = re.compile(rb"%[^\n]*")
 
 SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
@@ -109,6 +106,11 @@ class Header:
         return self.places + {"pattern": 0, "complex": 2}.get(self.field, 1)
 
     @property
+    def most(self) -> int:
+        """Entries at most, mirrored ones among them."""
+        return self.count if self.symmetry == "general" else 2 * self.count
+
+    @property
     def spellings(self) -> tuple[tuple[IndexArray, int, str], ...]:
         """Ways in which the lines may be written: grammar of a number, numbers on a line, field to read them as."""
         if self.field == "pattern":
@@ -137,9 +139,14 @@ def import_text(job: Import) -> None:
     MatrixError
         If it is damaged, or claims more entries than a file of its size can hold; names the line.
     """
+    header, entries = begin_reading(job)
+    job.sort(entries, job.shape(header.shape), header.dtype, header.most)
+
+
+def begin_reading(job: Import) -> tuple[Header, Iterator[Entries]]:
+    """Return the header of the file and an iterator over its entries; raises as `import_text`."""
     text = TextFile(job.source)
     header = read_header(text, job.path)
-    shape = job.shape(header.shape)
     room = job.source.inflated if text.packing else job.source.size
     if header.count * 2 * header.numbers > room:  # a digit and a separator for each number
         raise header.error(
@@ -147,8 +154,7 @@ def import_text(job: Import) -> None:
             f"{header.count:,} entries do not fit into a file of {job.source.size:,} bytes; correct their number, or "
             f"get the file again",
         )
-    expected = header.count if header.symmetry == "general" else 2 * header.count
-    job.sort(read_entries(text, header, reading=job.reading), shape, header.dtype, expected)
+    return header, read_entries(text, header, reading=job.reading)
 
 
 # -- the header --------------------------------------------------------------------------------------------------------
@@ -188,8 +194,9 @@ def read_header(file: Text, name: str) -> Header:
     for word, known in ((layout, ("coordinate", "array")), (field, tuple(FIELDS)), (symmetry, SYMMETRIES)):
         if word not in known:
             raise MatrixError(f"{name}, line 1: '{one_line(word, 40)}' is none of {', '.join(known)}")
-    if field == "pattern" and (layout == "array" or symmetry in ("skew-symmetric", "hermitian")):
-        raise MatrixError(f"{name}, line 1: a pattern cannot be '{layout} {symmetry}'")
+    no_signs = field in ("pattern", "unsigned-integer") and symmetry == "skew-symmetric"
+    if no_signs or (field == "pattern" and (layout == "array" or symmetry == "hermitian")):
+        raise MatrixError(f"{name}, line 1: a matrix of field '{field}' cannot be '{layout} {symmetry}'")
     line, text = 1, b"%"
     while not text.strip() or text.lstrip().startswith(b"%"):
         line, text = line + 1, file.readline(MAX_LINE)
@@ -361,8 +368,8 @@ def _convert(text: bytes, header: Header, field: str, count: int) -> Entries:
 
 def _whole(values: ValueArray, dtype: np.dtype[Any]) -> ValueArray:
     """Return floats as whole numbers of a dtype; raise ValueError if one is not exactly such a number."""
-    least = 0 if dtype.kind == "u" else -EXACT_WHOLE
-    if not np.all((values >= least) & (values <= EXACT_WHOLE) & (values == np.trunc(values))):
+    least = -1 if dtype.kind == "u" else -MOST_EXACT
+    if not np.all((values > least) & (values < MOST_EXACT) & (values == np.trunc(values))):
         raise ValueError
     return values.astype(dtype)
 
