@@ -53,7 +53,7 @@ class Outcome:
             "time": self.seconds > (3 * SECONDS if self.kind in SLOW_VERBS else SECONDS),
             "code": self.code not in (0, 1, 2),
             "traceback": "Traceback" in self.said,
-            "lines": len(lines) != (self.code != 0) and not (self.code == 1 and not lines),
+            "lines": len(lines) > 1 or (self.code == 2 and not lines),  # an import says in a line what it read
             "memory": self.peak > BYTES,
             "left": bool(self.left),
         }

@@ -25,7 +25,19 @@ SLOW_VERBS: dict[str, tuple[str, ...]] = {  # these start worker processes
     "reduce": ("reduce", "sum", "A.zarr", "B.zarr", "--engine", "scipy", "--workers", "1"),
     "resume": ("multiply", "A.zarr", "B.zarr", "C.zarr", "--resume", "--engine", "scipy", "--workers", "1"),
 }
-KINDS = ("mtx", "npz", "h5ad", "zarr", "npy", "yaml")
+KINDS = {
+    "mtx": 30,
+    "npz": 30,
+    "h5ad": 10,
+    "graph": 10,
+    "mci": 10,
+    "petsc": 10,
+    "tenx": 5,
+    "zarr": 20,
+    "npy": 5,
+    "yaml": 5,
+}
+"""Kinds of input, and how often each is chosen."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +74,29 @@ def write_case(rng: random.Random, folder: Path, whole: dict[str, bytes], stored
     slow : bool
         Whether commands that start worker processes may be chosen.
     """
-    kind = rng.choices(KINDS, (30, 30, 10, 20, 5, 5))[0]
-    writer: Callable[..., Case] = {"zarr": _stored, "npy": _factors, "yaml": _job}.get(kind, _import)
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+    writers = {"zarr": _stored, "npy": _factors, "yaml": _job, "tenx": _folder}
+    writer: Callable[..., Case] = writers.get(kind, _import)
     if kind in ("zarr", "npy"):
         shutil.copytree(stored, folder, dirs_exist_ok=True)
     return writer(kind, rng, folder, whole, slow)
 
 
 def _import(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:
-    name = rng.choice([each for each in whole if f".{kind}" in each])
+    name = rng.choice([each for each in whole if f".{kind}" in each and "/" not in each])
     raw = mutate(name, whole[name], rng, list(whole.values()))
     (folder / name).write_bytes(raw)
     return Case(name.partition(".")[2], ("import", name, "out.zarr"))
+
+
+def _folder(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:
+    names = [each for each in whole if each.startswith("cells/")]
+    wrong = rng.choice(names)
+    (folder / "cells").mkdir()
+    for name in names:
+        raw = mutate(name, whole[name], rng, list(whole.values())) if name == wrong else whole[name]
+        (folder / name).write_bytes(raw)
+    return Case("tenx", ("import", "cells", "out.zarr"))
 
 
 def _stored(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:

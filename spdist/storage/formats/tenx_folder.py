@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from spdist.errors import InputError, MatrixError
+from spdist.errors import InputError, MatrixError, one_line
 from spdist.storage import locations
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.matrix_market import begin_reading
@@ -144,7 +144,7 @@ class _NameFile:
             found += 1
             self.has_more |= len(fields) > 1
             if len(fields) > 2 and len(self.types) < MOST_TYPES:
-                kind = fields[2].decode("utf-8", "replace")
+                kind = one_line(fields[2].decode("utf-8", "replace"), 40)
                 self.types += [kind] if kind not in self.types else []
         if found != self.count:
             raise wrong_number(self.path, found, self.count)
