@@ -45,13 +45,14 @@ from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, sto
 from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
 from spdist.storage.external_sort import BUCKET_BYTES, Entries, canonical
 from spdist.storage.formats import matrix_market
-from spdist.storage.formats.edge_list import EDGE, EdgeText
+from spdist.storage.formats.edges.edge_list import EDGE, EdgeText
 from spdist.storage.formats.opening import STANDARD_INPUT, check_file, opened_source
 from spdist.storage.formats.reading import Reading, ReadKeywords, ReadOptions
-from spdist.storage.formats.registry import Format, format_of
+from spdist.storage.formats.registry import Format, ending_of, format_of
 from spdist.storage.formats.source import Import, Source, foreign
 from spdist.storage.formats.text import packing_of
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.names.names import AxisNames, names_in
 from spdist.storage.writer import ChunkBuffer
 
 logger = logging.getLogger("spdist")
@@ -163,11 +164,9 @@ def import_matrix(
             file.seek(0)
         first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
         reading = Reading(shown, kind.name)
-        job = Import(
-            Source(shown, file, size, inner), first, facts, progress or ignore_progress, bucket_bytes, options, reading,
-            listed,
-        )  # fmt: skip
-        kind.read(job)
+        opened = Source(shown, file, size, inner, ending_of(path, format))
+        report = progress or ignore_progress
+        kind.read(Import(opened, first, facts, report, bucket_bytes, options, reading, listed))
         if block_size is not None:
             numbers = open_matrix(first.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
@@ -234,9 +233,13 @@ def read_edges(
             file.seek(0)
         if packing_of(path) or EDGE_MEMORY * size > most_bytes:
             return None
-        text = EdgeText(Source(path, file, max(size, 1), ""), names=True)
+        shown = "standard input" if path == STANDARD_INPUT else path
+        reading = Reading(shown, kind.name)
+        text = EdgeText(Source(shown, file, max(size, 1), "", ending_of(path, format)), options, reading)
         edges = np.concatenate([np.empty(0, EDGE), *text.edges()])
     names = text.vertices.listed().decode("utf-8", "surrogateescape").split("\n")[:-1]
+    axis = names_in(text.vertices.listed(), shown, len(names))
+    _say_what_was_read(shown, f"{reading.line(AxisNames(axis, axis))}", (len(names), len(names)), len(edges))
     return Entries(*(np.ascontiguousarray(edges[field]) for field in ("row", "column", "weight"))), names
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import cli
-from spdist.storage.formats import edge_list
+from spdist.storage.formats.edges import edge_list
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}
 
@@ -94,7 +94,7 @@ def test_a_first_line_may_name_the_columns(tmp_path):
         ("g.abc", "0 1 x\n", "line 1: the weight 'x'"),
         ("g.csv", "0,1,2\n0,1,x\n", "line 2: the weight 'x'"),
         ("g.tsv", "0\n", "line 1: 1 fields"),
-        ("g.tsv", "0 1 2 3\n", "line 1: 4 fields"),
+        ("g.tsv", "0 1 2\n0 1 2 3\n", "line 2: 4 fields where line 1 has 3"),
         ("g.tsv", f"0 {1 << 62}\n", "offsets"),
         ("g.tsv", "0 1" * (1 << 20), "no list of edges"),
         ("g.abc.gz", "0 1\n" * 3, "damaged, truncated"),

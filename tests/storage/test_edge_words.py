@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import MatrixError
-from spdist.storage.formats import edge_list, edge_words
+from spdist.storage.formats.edges import edge_list, many_names, words
+from spdist.storage.formats.edges.dialect import Dialect
+from spdist.storage.formats.edges.doubts import no_doubts
+from spdist.storage.formats.edges.fields import SPACE
+from spdist.storage.formats.reading import Reading, ReadOptions
 from spdist.storage.formats.source import Source
 
 NAMES = st.one_of(
@@ -28,14 +32,15 @@ LINES = st.one_of(
 
 def edges_of(text: bytes, commas: bool, names: bool, large: bool):
     """Return the edges and names of a text, or the error message."""
-    source = Source("g.csv" if commas else "g.abc", io.BytesIO(text), len(text), "")
-    with mock.patch.object(edge_list, "COMPILED_BYTES", -1 if large else 1 << 40):
-        reader = edge_list.EdgeText(source, names=names)
+    name = "g.csv" if commas else "g.abc"
+    source, reading = Source(name, io.BytesIO(text), len(text), "", name[1:]), Reading(name, "")
     try:
+        with mock.patch.object(edge_list, "COMPILED_BYTES", -1 if large else 1 << 40):
+            reader = edge_list.EdgeText(source, ReadOptions(names=names), reading)
         found = list(reader.edges())
     except MatrixError as error:
         return str(error)
-    return b"".join(part.tobytes() for part in found), reader.vertices.listed(), reader.vertices.count
+    return b"".join(part.tobytes() for part in found), reader.vertices.listed(), reader.vertices.count, reading
 
 
 @settings(max_examples=400, deadline=None)
@@ -52,8 +57,8 @@ def test_words_are_those_of_single_lines(lines, commas, names, ends, last, piece
 
 @pytest.mark.parametrize("word", ["0.1", "123456.789", "1e22", "9007199254740993", "1e-22", "4.35", "-2.5E+3", "007"])
 def test_weights_are_rounded_correctly(word):
-    words = edge_words.words_of(f"a b {word}\n".encode(), commas=False, numbers=False)
-    assert words.weights.tolist() == [float(word)]
+    found = words.words_of(f"a b {word}\n".encode(), Dialect(SPACE, False, (0, 1, 2), 3), numbers=False)
+    assert found.weights.tolist() == [float(word)]
 
 
 def test_many_names():
@@ -64,13 +69,14 @@ def test_many_names():
 
 
 def test_names_that_fall_in_one_place(monkeypatch):
-    monkeypatch.setattr(edge_words, "BASIS", 1)
-    table = edge_words.ManyNames()
-    words = [b"%d" % i for i in range(500)]
+    monkeypatch.setattr(many_names, "BASIS", 1)
+    table = many_names.ManyNames()
+    names = [b"%d" % i for i in range(500)]
     for size in (100, 500):
         keys = np.full(size, 5, np.uint64)
-        text = b"".join(words[:size])
-        lengths = np.fromiter(map(len, words[:size]), np.int64)
-        found = table.number_all(edge_words.Words(text, np.cumsum(lengths) - lengths, lengths, keys, np.empty(0), 0))
+        text = b"".join(names[:size])
+        lengths = np.fromiter(map(len, names[:size]), np.int64)
+        begins = np.cumsum(lengths) - lengths
+        found = table.number_all(words.Words(text, begins, lengths, keys, np.empty(0), 0, no_doubts()))
         assert found.tolist() == list(range(size))
-    assert table.listed() == b"".join(word + b"\n" for word in words)
+    assert table.listed() == b"".join(name + b"\n" for name in names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spdist.errors import InputError
 from spdist.storage import locations
 from spdist.storage.foreign.parents import members_of
-from spdist.storage.formats.edge_list import import_edges
+from spdist.storage.formats.edges.edge_list import import_edges
 from spdist.storage.formats.graphs.mci import import_mci
 from spdist.storage.formats.graphs.metis import import_metis
 from spdist.storage.formats.h5ad import import_h5ad
@@ -98,6 +98,19 @@ FORMATS = (
     Format("a folder of 10x Genomics", (), import_folder, frozenset({"orient"}), holds=holds_cells),
 )
 """All formats."""
+
+
+def ending_of(path: str, format: str | None) -> str:
+    """Return the ending that says the format, without that of compression.
+
+    Examples
+    --------
+    >>> ending_of("/data/graph.csv.gz", None), ending_of("-", "abc")
+    ('.csv', '.abc')
+    """
+    name = path if format is None else f".{format.removeprefix('.')}"
+    name = name.removesuffix(packing_of(name))
+    return next((ending for each in FORMATS for ending in each.endings if name.endswith(ending)), "")
 
 
 def format_of(path: str, source: str, format: str | None = None) -> Format:

@@ -92,12 +92,15 @@ class Source:
         Bytes of the file.
     inner : str
         Path of the matrix inside the file, after ``::``; empty if none was given.
+    ending : str
+        What says its format, as in ".csv": the ending of its name, or the caller.
     """
 
     path: str
     file: BinaryIO
     size: int
-    inner: str
+    inner: str = ""
+    ending: str = ""
 
     @property
     def inflated(self) -> int:

@@ -52,8 +52,8 @@ def import_mci(job: Import) -> None:
         job.reading.found.append("names are mcl's numbers of vertices")
     body = _Body(job, head)
     options = replace(job.options, duplicates="first")  # as mcl
-    most = (job.source.inflated if text.packing else job.source.size) // 2
-    replace(job, names=names, options=options).sort(body.entries(text), shape, np.dtype(np.float64), most)
+    about = (job.source.inflated if text.packing else job.source.size) // 4
+    replace(job, names=names, options=options).sort(body.entries(text), shape, np.dtype(np.float64), about)
 
 
 def _lines(numbers: Int64Array) -> bytes:

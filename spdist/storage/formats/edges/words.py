@@ -1,0 +1,378 @@
+"""Words of a list of edges in compiled code (CPU, Numba): the grammar of `fields` and `lines`, for threads.
+
+Text that only Python can read is left to it, a piece at a time: quotes within quotes, quoted line breaks, unusual
+numbers, and everything that is wrong.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spdist.kernels.cpu.numba_compile import compiled, part
+from spdist.matrices.dtypes import Int64Array, ValueArray
+from spdist.storage.formats.edges.dialect import Dialect
+from spdist.storage.formats.edges.doubts import (
+    COMMA_MARK,
+    COMMENT,
+    LATE_COMMENT,
+    PADDED,
+    POINT_MARK,
+    SPACED,
+    SPACED_NAME,
+    TABBED,
+    UNWEIGHTED,
+    WEIGHTED,
+    no_doubts,
+)
+from spdist.storage.formats.edges.fields import SPACE, TAB, TAB_OR_SPACE, weight_of
+
+COMMA, NEWLINE, QUOTE, MINUS, PLUS, DOT = b',\n"-+.'
+COMMENTS = b"#%"
+SHORTEST_LINE = len(b"a b\n")
+POWERS = 10.0 ** np.arange(23)
+"""Powers of ten that float64 holds exactly."""
+EXACT_DIGITS = 15
+"""Digits of a whole number that float64 always holds."""
+NUMBER_DIGITS = 18
+"""Digits of a vertex that is a number; int64 holds all of them."""
+NO_NUMBER = np.uint64((1 << 64) - 1)
+BASIS = secrets.randbits(63) | 1
+"""What hashes of names begin with: nobody can write a file whose names all fall in one place."""
+LEFT_TO_PYTHON = -1
+"""Number of fields of a line that only Python can read."""
+PLACES = 7
+"""Begin and end of source, target and weight in a line; whether blanks are around a name."""
+
+Letters = np.ndarray[Any, np.dtype[np.uint8]]
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of lines that are all edges, comments or blank.
+
+    Attributes
+    ----------
+    text : bytes
+        The lines.
+    begins, lengths : (2 k,) int64
+        Where the two vertices of each edge are.
+    keys : (2 k,) uint64
+        The hash of each vertex' name; or the vertex, if vertices are numbers.
+    weights : (k,) float64
+    lines : int
+    doubts : (KINDS, 2) int64
+        Lines that are doubtful, counted from 1.
+    """
+
+    text: bytes
+    begins: Int64Array
+    lengths: Int64Array
+    keys: Hashes
+    weights: ValueArray
+    lines: int
+    doubts: Int64Array
+
+
+def words_of(text: bytes, dialect: Dialect, *, numbers: bool, allow_nan: bool = False) -> Words | None:
+    r"""Find the words of whole lines; None if only Python can read one of them.
+
+    Parameters
+    ----------
+    text : bytes
+        Each line with its end.
+    dialect : Dialect
+    numbers : bool
+        Whether vertices are numbers.
+    allow_nan : bool
+
+    Examples
+    --------
+    >>> words_of(b"7 12 0.5\n", Dialect(SPACE, False, (0, 1, 2), 3), numbers=True).keys
+    array([ 7, 12], dtype=uint64)
+    """
+    if b"\0" in text:
+        return None
+    most = len(text) // SHORTEST_LINE + 1
+    begins, lengths, keys = np.empty(2 * most, np.int64), np.empty(2 * most, np.int64), np.empty(2 * most, np.uint64)
+    weights, odd, doubts = np.empty(most), np.empty((most, 3), np.int64), no_doubts()
+    count, nodd, lines = find_words(
+        np.frombuffer(text, np.uint8), _rules(dialect), numbers, BASIS, POWERS, np.empty(PLACES, np.int64),
+        begins, lengths, keys, weights, odd, doubts,
+    )  # fmt: skip
+    if count < 0:
+        return None
+    for edge, begin, end in odd[:nodd].tolist():
+        try:
+            weights[edge] = weight_of(text[begin:end], decimal_comma=dialect.decimal_comma, allow_nan=allow_nan)
+        except ValueError:
+            return None
+    return Words(text, begins[: 2 * count], lengths[: 2 * count], keys[: 2 * count], weights[:count], lines, doubts)
+
+
+def _rules(dialect: Dialect) -> Int64Array:
+    """Return a dialect as numbers: separator, quotes, decimal mark, columns, bounds of fields by tabs and by spaces."""
+    mark = COMMA if dialect.decimal_comma else DOT
+    bounds = *dialect.bounds(TAB), *dialect.bounds(SPACE)
+    return np.array([dialect.separator, dialect.quotes, mark, *dialect.columns, *bounds], np.int64)
+
+
+@compiled
+def find_words(
+    text: Letters, rules: Int64Array, numbers: bool, basis: int, powers: ValueArray, places: Int64Array,
+    begins: Int64Array, lengths: Int64Array, keys: Hashes, weights: ValueArray, odd: Int64Array, doubts: Int64Array,
+) -> Any:  # fmt: skip
+    """Find the words of lines; return the number of edges, or -1, of weights that are left to Python, and of lines.
+
+    Parameters
+    ----------
+    text : (n,) uint8
+        Whole lines.
+    rules : (10,) int64
+        As `_rules` makes them.
+    numbers : bool
+    basis : int
+        What hashes begin with.
+    powers : (23,) float64
+        Of ten.
+    places : (PLACES,) int64
+        Room for the words of a line.
+    begins, lengths, keys, weights : arrays
+        Are written.
+    odd : (lines, 3) int64
+        Gets the edge, the begin and the end of each weight that is not exact as a number of few digits.
+    doubts : (KINDS, 2) int64
+        Gets the doubtful lines.
+    """
+    at, count, nodd, lines = 0, 0, 0, 0
+    rule, quotes, mark, third = rules[0], rules[1] != 0, rules[2], rules[5]
+    while at < len(text):
+        stop, separator, first = at, rule, at
+        tabs, blanks, quoted = False, False, False
+        while True:
+            letter = text[stop]
+            if letter <= QUOTE:  # as few letters of a line are: tabs, its end, quotes, spaces
+                if letter == NEWLINE:
+                    break
+                tabs |= letter == TAB
+                blanks |= letter != TAB and letter <= SPACE
+                quoted |= letter == QUOTE
+            stop += 1
+        lines += 1
+        while first < stop and is_blank(text[first]):
+            first += 1
+        begin_of_line, at = at, stop + 1
+        if first == stop:
+            continue
+        if text[first] == COMMENTS[0] or text[first] == COMMENTS[1]:
+            count_line(doubts, COMMENT, lines)
+            if count > 0:
+                count_line(doubts, LATE_COMMENT, lines)
+            continue
+        if separator == TAB_OR_SPACE:
+            separator = TAB if tabs else SPACE
+        is_plain = separator != SPACE and not blanks and not quoted and (separator == TAB or not tabs)
+        if is_plain:
+            found = split_plain(text, begin_of_line, stop, separator, rules[3], rules[4], third, places)
+        else:
+            found = split_line(text, begin_of_line, stop, separator, quotes, rules[3], rules[4], third, places)
+        bounds = 8 if separator == SPACE else 6
+        if found < rules[bounds] or found > rules[bounds + 1]:
+            return -1, 0, 0
+        for word in range(2):
+            begin, end = places[2 * word], places[2 * word + 1]
+            if begin == end:
+                return -1, 0, 0
+            key = number_at(text, begin, end) if numbers else hash_of(text, begin, end, basis)
+            if numbers and key == NO_NUMBER:
+                return -1, 0, 0
+            begins[2 * count + word], lengths[2 * count + word], keys[2 * count + word] = begin, end - begin, key
+        weight, weighted = 1.0, 0 <= third < found
+        if weighted:
+            weight = weight_at(text, places[4], places[5], mark, powers)
+            if weight != weight:
+                odd[nodd, 0], odd[nodd, 1], odd[nodd, 2] = count, places[4], places[5]
+                nodd += 1
+        weights[count] = weight
+        count_line(doubts, WEIGHTED if weighted else UNWEIGHTED, lines)
+        if rule == TAB_OR_SPACE:
+            count_line(doubts, SPACED if separator == SPACE else TABBED, lines)
+        if not numbers:
+            if places[6] and not (quotes and quoted):
+                count_line(doubts, PADDED, lines)
+            if blanks and rule == TAB_OR_SPACE and separator == TAB and doubts[SPACED_NAME, 0] == 0:
+                note_spaces(text, lines, places, doubts)
+        if weighted and mark == COMMA:
+            note_mark(text, lines, places, doubts)
+        count += 1
+    return count, nodd, lines
+
+
+@part
+def note_spaces(text: Letters, line: int, places: Int64Array, doubts: Int64Array) -> None:
+    """Count a line with a blank in the name of a vertex."""
+    for word in range(2):
+        for t in range(places[2 * word], places[2 * word + 1]):
+            if is_blank(text[t]):
+                doubts[SPACED_NAME, 0], doubts[SPACED_NAME, 1] = 1, line
+
+
+@part
+def note_mark(text: Letters, line: int, places: Int64Array, doubts: Int64Array) -> None:
+    """Count a line whose weight has a decimal mark."""
+    for t in range(places[4], places[5]):
+        if text[t] == COMMA or text[t] == DOT:
+            count_line(doubts, COMMA_MARK if text[t] == COMMA else POINT_MARK, line)
+
+
+@part
+def count_line(doubts: Int64Array, kind: int, line: int) -> None:
+    """Count one line of a kind."""
+    doubts[kind, 0] += 1
+    if doubts[kind, 1] == 0:
+        doubts[kind, 1] = line
+
+
+@part
+def split_plain(
+    text: Letters, at: int, stop: int, separator: int, source: int, target: int, weight: int, places: Int64Array
+) -> int:
+    """Find the words of a line without blanks and quotes; return how many fields it has."""
+    found = 0
+    places[6] = 0
+    while True:
+        begin = at
+        while at < stop and text[at] != separator:
+            at += 1
+        if found == source:
+            places[0], places[1] = begin, at
+        elif found == target:
+            places[2], places[3] = begin, at
+        elif found == weight:
+            places[4], places[5] = begin, at
+        found += 1
+        if at == stop:
+            return found
+        at += 1
+
+
+@part
+def split_line(
+    text: Letters, at: int, stop: int, separator: int, quotes: bool, source: int, target: int, weight: int,
+    places: Int64Array,
+) -> int:  # fmt: skip
+    """Find the words of a line that are read; return how many fields it has, or `LEFT_TO_PYTHON`."""
+    found, spaced = 0, separator == SPACE
+    places[6] = 0
+    while True:
+        whole = at
+        while at < stop and is_blank(text[at]) and text[at] != separator:
+            at += 1
+        if spaced:
+            while at < stop and is_blank(text[at]):
+                at += 1
+            if at == stop:
+                return found
+        begin = at
+        if quotes and at < stop and text[at] == QUOTE:
+            begin, at = at + 1, at + 1
+            while at < stop and text[at] != QUOTE:
+                at += 1
+            if at == stop:
+                return LEFT_TO_PYTHON
+            end, at = at, at + 1
+            after = at
+            while at < stop and is_blank(text[at]) and (spaced or text[at] != separator):
+                at += 1
+            if at < stop and (after == at if spaced else text[at] != separator):
+                return LEFT_TO_PYTHON
+            padded = False
+        else:
+            while at < stop and not (is_blank(text[at]) if spaced else text[at] == separator):
+                at += 1
+            end = at
+            while end > begin and is_blank(text[end - 1]):
+                end -= 1
+            padded = not spaced and (begin > whole or end < at)
+        if found == source:
+            places[0], places[1] = begin, end
+            places[6] |= padded
+        elif found == target:
+            places[2], places[3] = begin, end
+            places[6] |= padded
+        elif found == weight:
+            places[4], places[5] = begin, end
+        found += 1
+        if not spaced:
+            if at == stop:
+                return found
+            at += 1
+
+
+@part
+def is_blank(letter: int) -> bool:
+    """Whether a letter separates words, as `bytes.split` has it."""
+    return letter == 32 or 9 <= letter <= 13
+
+
+@part
+def hash_of(text: Letters, begin: int, end: int, basis: int) -> Any:
+    """Return the hash of a name."""
+    value = np.uint64(basis)
+    for t in range(begin, end):
+        value = (value ^ np.uint64(text[t])) * np.uint64(0x9E3779B97F4A7C15)
+        value ^= value >> np.uint64(29)
+    return value
+
+
+@part
+def number_at(text: Letters, begin: int, end: int) -> Any:
+    """Return the vertex that digits spell; all bits if it is none."""
+    value = np.uint64(0)
+    if end - begin > NUMBER_DIGITS:
+        return NO_NUMBER
+    for t in range(begin, end):
+        if not 48 <= text[t] <= 57:
+            return NO_NUMBER
+        value = value * np.uint64(10) + np.uint64(text[t] - 48)
+    return value
+
+
+@part
+def weight_at(text: Letters, begin: int, end: int, mark: int, powers: ValueArray) -> Any:
+    """Return the number of a word, rounded correctly; NaN if Python has to read it. `mark` is the decimal mark."""
+    negative = text[begin] == MINUS
+    at = begin + (negative or text[begin] == PLUS)
+    whole, digits, decimals, dots = 0, 0, 0, 0
+    while at < end and (48 <= text[at] <= 57 or text[at] == mark):
+        if text[at] == mark:
+            dots += 1
+        else:
+            whole = whole * 10 + (text[at] - 48)
+            digits += 1
+            decimals += dots
+        if digits > EXACT_DIGITS or dots > 1:
+            return np.nan
+        at += 1
+    if digits == 0:
+        return np.nan
+    exponent = -decimals
+    if at < end and (text[at] == 69 or text[at] == 101):
+        at += 1
+        down = at < end and text[at] == MINUS
+        at += at < end and (down or text[at] == PLUS)
+        first, power = at, 0
+        while at < end and 48 <= text[at] <= 57 and at - first < 4:
+            power = power * 10 + (text[at] - 48)
+            at += 1
+        if at == first:
+            return np.nan
+        exponent += -power if down else power
+    if at < end or not -22 <= exponent <= 22:
+        return np.nan
+    value = whole / powers[-exponent] if exponent < 0 else whole * powers[exponent]
+    return -value if negative else value
