@@ -187,7 +187,7 @@ BODY = "(mclmatrix\nbegin\n"
         ("0 1:2 $\n0 2:3 $\n)\n", {(0, 1): 2, (0, 2): 3}),
         ("1 0 $ 0 2 1 $\n)\n", {(1, 0): 1, (0, 2): 1, (0, 1): 1}),
         ("0:5 1:2 $\n)\n", {(0, 1): 2}),
-        ("0 1:-2 $\n)\n", {(0, 1): -2}),
+        ("0 1:-2 2:0 $\n)\n", {(0, 1): -2}),
         ("0 1:2\n 2:1e-3 # comment $ 3\n $\n)\n", {(0, 1): 2, (0, 2): 0.001}),
         (")\n", {}),
         ("0 1 : 2 $\n)\n", {(0, 1): 2}),
@@ -196,7 +196,9 @@ BODY = "(mclmatrix\nbegin\n"
     ],
 )
 def test_matrices_of_mcl(tmp_path, text, want):
-    matrix = imported(tmp_path, "# cline: mcl x\n" + HEAD.format(4, 4) + "# domains\n" + BODY + text, "a.mci")
+    matrix = imported(
+        tmp_path, "# cline: mcl x\n\nA (graph) by mclx\n" + HEAD.format(4, 4) + "# domains\n" + BODY + text, "a.mci"
+    )
     expected = np.zeros((4, 4))
     for place, value in want.items():
         expected[place] = value
@@ -233,17 +235,18 @@ def test_only_the_first_matrix_of_mcl_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "line 0: not a matrix in mcl's native format"),
-        ("a b 1\n", "line 1: not a matrix in mcl's native format"),
-        ("\x1b\N{LATIN CAPITAL LETTER A WITH CIRCUMFLEX}M\xe8 0", "line 1: not a matrix in mcl's native"),
+        ("", "no line with '\\(mclheader'; it is not a matrix in mcl's native format"),
+        ("a b 1\n", "no line with '\\(mclheader'"),
+        ("a b 1\n" * 10_001, "line 10,001: not a matrix in mcl's native format"),
         (HEAD.format(2, "x") + BODY + ")\n", "line 4: expected the header"),
         (HEAD.replace("matrix", "vector").format(2, 2) + BODY + ")\n", "line 4: expected the header"),
-        ("(mclheader\n", "line 1: expected the header"),
+        ("(mclheader\n", "line 2: expected the header"),
         (HEAD.format(2, 2) + "(mclmatrix\n0 1 $\n)\n", "line 6: expected the word 'begin'"),
         (HEAD.format(2, 2) + "(mclfoo\n0 1 $\n)\n", "line 5: 'mclfoo' is not a section"),
         (HEAD.format(2, 2) + "(mclrows\n0 $\n)\n", "line 6: expected 2 different numbers"),
         (HEAD.format(2, 2) + "(mclrows\n0 0 $\n)\n", "line 7: expected 2 different numbers|line 6"),
         (HEAD.format(2, 2) + "(mclrows\n0 1 2 $\n)\n", "line 6: expected 2 numbers"),
+        (HEAD.format(1, 2) + "(mclrows\n9007199254740992 $\n)\n", "line 6: vertex 9,007,199,254,740,992: numbers of"),
         (HEAD.format(2, 2) + "(mclrows\n0 x $\n)\n", "line 6: expected 2 numbers and a \\$, got 'x'"),
         (HEAD.format(2, 3) + "(mcldoms\n0 1 $\n)\n", "line 6: expected 3 different numbers"),
         (HEAD.format(2, 2) + BODY + "0 1:2 $\n", "the file ends before the matrix does"),
@@ -281,7 +284,8 @@ def mcl_entries(text: str) -> dict[tuple[int, int], float]:
         source, *rest = column.split()
         for word in rest:
             row, _, value = word.partition(":")
-            found.setdefault((int(source.partition(":")[0]), int(row)), float(value or 1))
+            if float(value or 1) != 0:
+                found.setdefault((int(source.partition(":")[0]), int(row)), float(value or 1))
     return found
 
 

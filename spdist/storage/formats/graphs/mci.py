@@ -26,6 +26,9 @@ from spdist.storage.names.names import AxisNames, names_in
 BINARY = b"\x1b\xc2\x4d\xe8"
 """The bytes that mcl's binary format begins with."""
 
+MAX_PROSE = 10_000
+"""Lines before the header at most."""
+
 COMMENT = re.compile(rb"#[^\n]*")
 TOKEN = re.compile(rb"[()$]|[^\s()$]+")
 DIMENSIONS = re.compile(rb"(\d{1,19})x(\d{1,19})")
@@ -33,6 +36,8 @@ DIMENSIONS = re.compile(rb"(\d{1,19})x(\d{1,19})")
 
 def import_mci(job: Import) -> None:
     """Import a matrix in mcl's native format as float64; domains other than 0, 1, ... become names.
+
+    As in mcl, zeros are dropped, and of several entries in one position the first is kept.
 
     Parameters
     ----------
@@ -94,17 +99,29 @@ class _Head:
 
     def _read_tokens(self) -> Iterator[bytes]:
         """Yield words, brackets and $, with what follows each in `rest`."""
-        while raw := self.text.readline(MAX_WORD):
-            if not self.line and raw.startswith(BINARY):
-                raise MatrixError(
-                    f"{self.job.path}: a matrix in mcl's binary format, which depends on the machine and is not read; "
-                    f"write it as text: mcx convert FILE FILE.mci"
-                )
-            self.line += 1
+        raw = self._skip_prose()
+        while raw:
             line = COMMENT.sub(b"", raw)
             for found in TOKEN.finditer(line):
                 self.rest = line[found.end() :]
                 yield found[0]
+            raw = self._next_line()
+
+    def _next_line(self) -> bytes:
+        self.line += 1
+        return self.text.readline(MAX_WORD)
+
+    def _skip_prose(self) -> bytes:
+        """Return the line with the header, before which there may be any text."""
+        while raw := self._next_line():
+            if raw.startswith(BINARY) and self.line == 1:
+                raise MatrixError(
+                    f"{self.job.path}: a matrix in mcl's binary format, which depends on the machine and is not read; "
+                    f"write it as text: mcx convert FILE FILE.mci"
+                )
+            if raw.lstrip().startswith(b"(mclheader") or self.line > MAX_PROSE:
+                return raw
+        raise MatrixError(f"{self.job.path}: no line with '(mclheader'; it is not a matrix in mcl's native format")
 
     def _section(self) -> bytes:
         """Return the name of the next section."""
@@ -137,7 +154,9 @@ class _Head:
         length = self.shape[axes[0]]
         numbers: list[int] = []
         while (word := next(self._tokens, b"")) != b"$":
-            if not is_whole(word) or int(word) >= MOST_EXACT or len(numbers) == length:
+            if is_whole(word) and int(word) >= MOST_EXACT:
+                raise self.error(f"vertex {int(word):,}: numbers of vertices are read up to {MOST_EXACT:,}")
+            if not is_whole(word) or len(numbers) == length:
                 raise self.error(f"expected {counted(length, 'number')} and a $, got '{excerpt(word)}'")
             numbers.append(int(word))
         domain = np.unique(np.array(numbers, np.int64))
@@ -222,7 +241,7 @@ class _Body:
         if len(words.begins) or len(ends):
             is_closed = len(ends) > 0 and (not len(words.begins) or ends[-1] > words.begins[-1])
             self.source = -1.0 if is_closed else float(sources[-1])
-        return Entries(rows, columns, values)
+        return Entries(rows, columns, values).take(values != 0)  # as mcl, to which a zero is no arc
 
     def _check_marks(
         self, text: bytes, begins: Int64Array, colons: Int64Array, ends: Int64Array, is_value: Any, is_source: Any
