@@ -66,7 +66,7 @@ def metis_file(matrix: sp.csr_array, sizes: bool, weights: int, weighted: bool, 
         words = [77] * sizes + [88] * weights
         for column, value in zip(matrix.indices[part].tolist(), matrix.data[part].tolist(), strict=True):
             words += [column + 1, value] if weighted else [column + 1]
-        lines.append(" ".join(map(str, words)))
+        lines.append(" ".join(map(str, words)) + " % 4" * (comments and bool(words)))
     return "\n".join(lines) + "\n"
 
 

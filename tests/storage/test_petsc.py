@@ -53,6 +53,15 @@ def test_each_build_of_petsc(tmp_path_factory, shape, density, index, value, aft
     assert ("left out: the vector after the matrix" in line) == (after is not None)
 
 
+def test_a_vector_behind_real_values_is_not_taken_for_complex_values(tmp_path):
+    """Five complex values take as many bytes as five real ones and a vector of four."""
+    matrix = sp.csr_array(([1.0, 2, 3, 4, 5], ([0, 1, 2, 3, 3], [0, 1, 2, 2, 3])), shape=(4, 4))
+    assert len(petsc_file(matrix) + vector(4)) == len(petsc_file(matrix, value=">c16"))
+    (tmp_path / "a.petsc").write_bytes(petsc_file(matrix) + vector(4))
+    got = import_matrix(tmp_path / "a.petsc", tmp_path / "a.zarr")
+    np.testing.assert_array_equal(got.rows(0, 4).to_scipy().toarray(), matrix.toarray())
+
+
 def test_pieces_and_unsorted_columns(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed_rows, "ENTRIES", 3)
     monkeypatch.setattr(petsc, "ENTRIES", 3)
