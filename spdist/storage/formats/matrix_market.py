@@ -352,7 +352,10 @@ def _parse(text: bytes, header: Header, line: int) -> tuple[Entries, bool]:
 
 
 def _convert(text: bytes, header: Header, field: str, count: int) -> Entries:
-    """Convert `count` lines with SciPy; raise ValueError if whole numbers are expected and one has a fraction."""
+    """Convert `count` lines with SciPy; raise ValueError if whole numbers are expected and one has a fraction.
+
+    `text` ends with a line feed: without it SciPy 1.17 reads beyond the end of a last line that has more than it needs.
+    """
     layout, (nrows, ncols) = ("array", (count, 1)) if header.dense else ("coordinate", header.shape)
     size = f"{nrows} {ncols}" if header.dense else f"{nrows} {ncols} {count}"
     top = f"%%MatrixMarket matrix {layout} {field} general\n{size}\n"
