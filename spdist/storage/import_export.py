@@ -4,6 +4,10 @@
 Format       import  export  What it is
 ===========  ======  ======  =======================================================================
 .mtx         yes     yes     Matrix Market text, also .mtx.gz and .mtx.bz2
+.mci         yes             mcl's native text
+.graph       yes             METIS and Chaco: a line for each vertex; also .metis
+.petsc       yes             PETSc's binary format
+a folder     yes             10x Genomics: matrix.mtx, barcodes.tsv and features.tsv or genes.tsv, compressed or not
 .npz         yes     yes     ``scipy.sparse.save_npz``: CSR, CSC, COO, BSR, DIA
 .abc         yes     yes     edges of a graph, two vertices and perhaps a weight a line; also .tsv, .csv, .gz, .bz2
 .h5ad        yes             AnnData on HDF5, ``X`` or the path after ``::``, as in ``cells.h5ad::layers/counts``

@@ -15,7 +15,7 @@ import atheris
 from tests.fuzz.seeds import seeds
 
 INSTRUMENTED = ["spdist.storage.formats", "spdist.storage.external_sort", "zipfile", "gzip"]
-NUMBA = ["spdist.storage.formats.matrix_market"]  # Numba compiles no instrumented function
+NUMBA = ["spdist.storage.formats.text_numbers"]  # Numba compiles no instrumented function
 
 with atheris.instrument_imports(include=INSTRUMENTED, exclude=NUMBA):
     from spdist.errors import SpdistError

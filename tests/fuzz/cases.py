@@ -31,6 +31,10 @@ KINDS = {
     "h5ad": 10,
     "h5": 10,
     "mat": 10,
+    "graph": 10,
+    "mci": 10,
+    "petsc": 10,
+    "tenx": 5,
     "zarr": 20,
     "npy": 5,
     "yaml": 5,
@@ -73,14 +77,15 @@ def write_case(rng: random.Random, folder: Path, whole: dict[str, bytes], stored
         Whether commands that start worker processes may be chosen.
     """
     kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-    writer: Callable[..., Case] = {"zarr": _stored, "npy": _factors, "yaml": _job}.get(kind, _import)
+    writers = {"zarr": _stored, "npy": _factors, "yaml": _job, "tenx": _folder}
+    writer: Callable[..., Case] = writers.get(kind, _import)
     if kind in ("zarr", "npy"):
         shutil.copytree(stored, folder, dirs_exist_ok=True)
     return writer(kind, rng, folder, whole, slow)
 
 
 def _import(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:
-    name = rng.choice([each for each in whole if f".{kind}." in f"{each}."])
+    name = rng.choice([each for each in whole if f".{kind}." in f"{each}." and "/" not in each])
     raw = mutate(name, whole[name], rng, list(whole.values()))
     (folder / name).write_bytes(raw)
     return Case(name.partition(".")[2], import_of(name, rng.random() < 0.3))
@@ -90,6 +95,16 @@ def import_of(name: str, dense: bool = False) -> tuple[str, ...]:
     """Return the command that imports a file: with ``--dense`` if its matrix is dense, or `dense` for such a format."""
     takes_dense = name.endswith(("h5ad", "h5", "mat")) and (dense or "full" in name)
     return ("import", name, "out.zarr", *(("--dense",) if takes_dense else ()))
+
+
+def _folder(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:
+    names = [each for each in whole if each.startswith("cells/")]
+    wrong = rng.choice(names)
+    (folder / "cells").mkdir()
+    for name in names:
+        raw = mutate(name, whole[name], rng, list(whole.values())) if name == wrong else whole[name]
+        (folder / name).write_bytes(raw)
+    return Case("tenx", ("import", "cells", "out.zarr"))
 
 
 def _stored(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:

@@ -61,7 +61,8 @@ def mutate(name: str, raw: bytes, rng: random.Random, others: list[bytes]) -> by
     others : list of bytes
         Files of which parts may be spliced in.
     """
-    sense = {"json": _json, "npz": _archive, "npy": _array, "mtx": _text, "yaml": _text}.get(name.rpartition(".")[2])
+    texts = dict.fromkeys(("mtx", "yaml", "graph", "mci", "tsv"), _text)
+    sense = {"json": _json, "npz": _archive, "npy": _array, "petsc": _integers, **texts}.get(name.rpartition(".")[2])
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         raw = sense(raw, rng) if sense is not None and rng.random() < 0.6 else _bytes(raw, rng, others)
     return raw
@@ -149,6 +150,14 @@ def _array(raw: bytes, rng: random.Random) -> bytes:
     else:
         body = body[: rng.randrange(len(body) + 1)]
     return raw[:8] + min(len(header), 65535).to_bytes(2, "little") + header + body
+
+
+def _integers(raw: bytes, rng: random.Random) -> bytes:
+    """Change a big-endian integer of four or eight bytes near the begin of a file."""
+    width = rng.choice((4, 8))
+    at = width * rng.randrange(12)
+    value = rng.choice((0, 1, -1, -2, 100, 1211214, 1211216, (1 << 31) - 1, 1 << 28, (1 << 63) - 1, -(1 << 63)))
+    return raw[:at] + value.to_bytes(8, "big", signed=True)[8 - width :] + raw[at + width :]
 
 
 def _archive(raw: bytes, rng: random.Random) -> bytes:

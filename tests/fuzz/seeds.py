@@ -51,6 +51,43 @@ def texts() -> dict[str, bytes]:
     return found
 
 
+def graphs() -> dict[str, bytes]:
+    """Return graphs of METIS and mcl, with and without weights, domains and comments."""
+    head = b"(mclheader\nmcltype matrix\ndimensions 4x3\n)\n"
+    body = b"(mclmatrix\nbegin\n0 1:0.5 2:1e-3 $ # a comment\n7 0\n  4 1:2 $\n1 $\n)\n"
+    metis = b"% a comment\n7 11 011 2\n1 1 5 1 3 2 2 1\n1 1 1 1 3 2 4 1\n1 1 5 3 4 2 2 2 1 2\n1 1 2 1 3 2 6 2 7 5\n"
+    return {
+        "plain.graph": b"4 3\n2 3\n1 3\n1 2\n\n",
+        "weights.graph": metis + b"1 1 1 1 3 3 6 2\n1 1 5 2 4 2 7 6\n1 1 6 6 4 5\n",
+        "packed.graph.gz": gzip.compress(b"2 1\n2\n1\n", mtime=0),
+        "plain.mci": head.replace(b"4x3", b"5x8") + body,
+        "domains.mci": head + b"(mclrows\n0 1 2 4 $\n)\n(mclcols\n0 1 7 $\n)\n" + body,
+    }
+
+
+def petsc() -> dict[str, bytes]:
+    """Return matrices of PETSc's builds."""
+    matrix, found = sample().tocsr(), {}
+    for name, index, value in (("usual", ">i4", ">f8"), ("wide", ">i8", ">c16")):
+        head = [1211216, *matrix.shape, matrix.nnz, *np.diff(matrix.indptr), *matrix.indices]
+        found[f"{name}.petsc"] = np.array(head, index).tobytes() + matrix.data.astype(value).tobytes()
+    found["followed.petsc"] = found["usual.petsc"] + np.array([1211214, 2, 0, 0, 0, 0], ">i4").tobytes()
+    return found
+
+
+def tenx() -> dict[str, bytes]:
+    """Return the files of a folder of 10x Genomics."""
+    text = io.BytesIO()
+    scipy.io.mmwrite(text, sample("i8"))
+    genes = "".join(f"ENSG{i}\tgene {i}\tGene Expression\n" for i in range(12))
+    barcodes = "".join(f"AAC{i}-1\n" for i in range(10))
+    return {
+        "cells/matrix.mtx": text.getvalue(),
+        "cells/features.tsv": genes.encode(),
+        "cells/barcodes.tsv.gz": gzip.compress(barcodes.encode(), mtime=0),
+    }
+
+
 def archives() -> dict[str, bytes]:
     """Return files of ``scipy.sparse.save_npz`` in each format, stored and compressed."""
     found = {}
@@ -97,7 +134,8 @@ def vectors() -> dict[str, bytes]:
 
 def seeds() -> dict[str, bytes]:
     """Return all seeds by name."""
-    return {**texts(), **archives(), **cells(), **hdf5_seeds(), **vectors(), "job.yaml": JOB.encode()}
+    binary = {**archives(), **cells(), **hdf5_seeds(), **vectors(), **petsc()}
+    return {**texts(), **graphs(), **tenx(), **binary, "job.yaml": JOB.encode()}
 
 
 def store_matrices(folder: Path) -> None:

@@ -68,7 +68,7 @@ def test_malformed_input_is_refused_in_a_line(rng: random.Random, whole, stored,
 def test_whole_seeds_are_read(whole, tmp_path, monkeypatch):
     """So that the malformed ones do not fail for another reason."""
     for name, raw in whole.items():
-        if name.endswith(("npy", "yaml")):
+        if name.endswith(("npy", "yaml")) or "/" in name:
             continue
         (tmp_path / name).write_bytes(raw)
         outcome = run(Case("import", import_of(name)), tmp_path, monkeypatch)

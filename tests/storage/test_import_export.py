@@ -325,7 +325,6 @@ TOP = "%%MatrixMarket matrix coordinate real general\n"
         (TOP + "2 2 1\n1 1 abc\n", 3, "'abc' is not a number"),
         (TOP + "2 2 1\n1 1 1,5\n", 3, "'1,5' is not a number"),
         (TOP + "2 2 1\n1 1 2.5.3\n", 3, "'2.5.3' is not a number"),
-        (TOP + "2 2 1\n1 1 1D3\n", 3, "'1D3' is not a number"),
         (TOP + "2 2 1\n1 1 0x10\n", 3, "'0x10' is not a number"),
         (TOP + "2 2 1\n1 1 1_0\n", 3, "'1_0' is not a number"),
         (TOP + "2 2 1\n1 1 1e\n", 3, "'1e' is not a number"),

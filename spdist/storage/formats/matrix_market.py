@@ -1,15 +1,17 @@
 """Read and write Matrix Market text piece by piece.
 
 SciPy's reader (fast_matrix_market) converts the numbers, correctly rounded and in threads: it gets each piece of the
-file under a header of its own. It stops reading a line where a number ends, so that ``1,5`` would pass for 1:
-`_count_entries` therefore scans every byte first. Pieces that are unusual (comments between the entries, ``+1``) or
-that SciPy refuses are read again line by line in Python, which also states what is wrong with a line.
+file under a header of its own, without comments and with ``e`` for Fortran's ``D``. It stops reading a line where a
+number ends, so that ``1,5`` would pass for 1: `count_entries` therefore scans every byte first. Pieces that are
+unusual (``+1``) or that SciPy refuses are read again line by line in Python, which also states what is wrong with a
+line.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
@@ -20,12 +22,13 @@ import scipy.sparse as sp
 
 from spdist.errors import MatrixError, one_line
 from spdist.foundation.units import counted
-from spdist.kernels.cpu.numba_compile import kept
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
+from spdist.storage.formats.reading import Reading
 from spdist.storage.formats.source import Import
 from spdist.storage.formats.text import TextFile
+from spdist.storage.formats.text_numbers import INTEGERS, MOST_EXACT, REALS, count_entries, excerpt, is_whole, with_e
 
 TEXT_BYTES = 4 << 20
 """Bytes of text read at a time; its entries take about three times as much memory, at worst eleven times."""
@@ -44,6 +47,8 @@ FIELDS = {
     "complex": np.dtype(np.complex128),
     "pattern": np.dtype(np.float64),
 }
+COMMENT = re.compile(rb"%[^\n]*")
+
 SYMMETRIES = ("general", "symmetric", "skew-symmetric", "hermitian")
 
 
@@ -91,9 +96,28 @@ class Header:
         return FIELDS[self.field]
 
     @property
+    def places(self) -> int:
+        """Numbers at the begin of a line that are row and column."""
+        return 0 if self.dense else 2
+
+    @property
     def numbers(self) -> int:
         """Numbers on a line."""
-        return (0 if self.dense else 2) + {"pattern": 0, "complex": 2}.get(self.field, 1)
+        return self.places + {"pattern": 0, "complex": 2}.get(self.field, 1)
+
+    @property
+    def most(self) -> int:
+        """Entries at most, mirrored ones among them."""
+        return self.count if self.symmetry == "general" else 2 * self.count
+
+    @property
+    def spellings(self) -> tuple[tuple[IndexArray, int, str], ...]:
+        """Ways in which the lines may be written: grammar of a number, numbers on a line, field to read them as."""
+        if self.field == "pattern":
+            return (INTEGERS, 2, "pattern"), (REALS, 3, "pattern")
+        if self.dtype.kind in "iu":
+            return (INTEGERS, self.numbers, self.field), (REALS, self.numbers, "real")
+        return ((REALS, self.numbers, self.field),)
 
     def error(self, line: int, what: str) -> MatrixError:
         """Return an error that names a line and says what is wrong with it."""
@@ -104,7 +128,7 @@ class Header:
 
 
 def import_text(job: Import) -> None:
-    """Import Matrix Market text, compressed if the name ends in .gz or .bz2.
+    """Import Matrix Market text.
 
     Parameters
     ----------
@@ -115,9 +139,14 @@ def import_text(job: Import) -> None:
     MatrixError
         If it is damaged, or claims more entries than a file of its size can hold; names the line.
     """
+    header, entries = begin_reading(job)
+    job.sort(entries, job.shape(header.shape), header.dtype, header.most)
+
+
+def begin_reading(job: Import) -> tuple[Header, Iterator[Entries]]:
+    """Return the header of the file and an iterator over its entries; raises as `import_text`."""
     text = TextFile(job.source)
     header = read_header(text, job.path)
-    shape = job.shape(header.shape)
     room = job.source.inflated if text.packing else job.source.size
     if header.count * 2 * header.numbers > room:  # a digit and a separator for each number
         raise header.error(
@@ -125,8 +154,7 @@ def import_text(job: Import) -> None:
             f"{header.count:,} entries do not fit into a file of {job.source.size:,} bytes; correct their number, or "
             f"get the file again",
         )
-    expected = header.count if header.symmetry == "general" else 2 * header.count
-    job.sort(read_entries(text, header), shape, header.dtype, expected)
+    return header, read_entries(text, header, reading=job.reading)
 
 
 # -- the header --------------------------------------------------------------------------------------------------------
@@ -157,17 +185,18 @@ def read_header(file: Text, name: str) -> Header:
     (2, 3)
     """
     words = file.readline(MAX_LINE).decode("latin-1").lower().split()
-    if len(words) != 5 or words[0].lstrip("%") != "matrixmarket" or words[1] != "matrix":
+    if len(words) < 5 or words[0].lstrip("%") != "matrixmarket" or words[1] != "matrix":
         raise MatrixError(
             f"{name}, line 1: not a Matrix Market file; "
             f"its first line is like '%%MatrixMarket matrix coordinate real general'"
         )
-    _, _, layout, field, symmetry = words
+    layout, field, symmetry = words[2:5]
     for word, known in ((layout, ("coordinate", "array")), (field, tuple(FIELDS)), (symmetry, SYMMETRIES)):
         if word not in known:
             raise MatrixError(f"{name}, line 1: '{one_line(word, 40)}' is none of {', '.join(known)}")
-    if field == "pattern" and (layout == "array" or symmetry in ("skew-symmetric", "hermitian")):
-        raise MatrixError(f"{name}, line 1: a pattern cannot be '{layout} {symmetry}'")
+    no_signs = field in ("pattern", "unsigned-integer") and symmetry == "skew-symmetric"
+    if no_signs or (field == "pattern" and (layout == "array" or symmetry == "hermitian")):
+        raise MatrixError(f"{name}, line 1: a matrix of field '{field}' cannot be '{layout} {symmetry}'")
     line, text = 1, b"%"
     while not text.strip() or text.lstrip().startswith(b"%"):
         line, text = line + 1, file.readline(MAX_LINE)
@@ -179,10 +208,10 @@ def read_header(file: Text, name: str) -> Header:
 
 
 def _read_sizes(header: Header, text: bytes) -> Header:
-    words = text.split()
+    words = text.partition(b"%")[0].split()
     expected = ["rows", "columns"] if header.dense else ["rows", "columns", "entries"]
-    if len(words) != len(expected) or not all(map(_is_whole, words)):
-        raise header.error(header.lines, f"expected the numbers of {', '.join(expected)}, got '{_excerpt(text)}'")
+    if len(words) != len(expected) or not all(map(is_whole, words)):
+        raise header.error(header.lines, f"expected the numbers of {', '.join(expected)}, got '{excerpt(text)}'")
     nrows, ncols, *rest = map(int, words)
     if max(nrows, ncols) >= 1 << 63:
         raise header.error(header.lines, f"{nrows:,} x {ncols:,} is larger than 64-bit indices reach")
@@ -201,10 +230,12 @@ def _dense_count(nrows: int, ncols: int, symmetry: str) -> int:
 # -- the entries -------------------------------------------------------------------------------------------------------
 
 
-def read_entries(file: Text, header: Header, text_bytes: int = TEXT_BYTES) -> Iterator[Entries]:
+def read_entries(
+    file: Text, header: Header, text_bytes: int = TEXT_BYTES, *, reading: Reading | None = None
+) -> Iterator[Entries]:
     """Yield the entries after the header in file order, each followed by its mirror image if the matrix is symmetric.
 
-    Zeros are kept in ``coordinate`` files and dropped from ``array`` files.
+    Zeros are kept in ``coordinate`` files and dropped from ``array`` files, as are values in files of patterns.
 
     Parameters
     ----------
@@ -213,6 +244,8 @@ def read_entries(file: Text, header: Header, text_bytes: int = TEXT_BYTES) -> It
     header : Header
     text_bytes : int
         Bytes of text to read at a time.
+    reading : Reading, optional
+        Gets what was found, once all is read.
 
     Yields
     ------
@@ -226,8 +259,9 @@ def read_entries(file: Text, header: Header, text_bytes: int = TEXT_BYTES) -> It
         names the file and the line.
     """
     done, line, idle = 0, header.lines + 1, header.lines
+    findings = _Findings(header)
     for text in _pieces(file, header, text_bytes):
-        piece = _parse(text, header, line)
+        piece, further = _parse(text, header, line)
         if done + len(piece.values) > header.count:
             extra = _line_of_entry(text, header.count - done)
             raise header.error(
@@ -244,11 +278,42 @@ def read_entries(file: Text, header: Header, text_bytes: int = TEXT_BYTES) -> It
         else:
             done += len(piece.values)
         line += lines
+        findings.add(piece, further)
         yield _mirror(piece, header.symmetry)
     if done < header.count:
         raise header.error(
             line - 1, f"the file ends after {done:,} of {counted(header.count, 'entry')}; is it truncated?"
         )
+    if reading is not None:
+        findings.tell(reading)
+
+
+class _Findings:
+    """What is worth a word about the entries of a file."""
+
+    def __init__(self, header: Header) -> None:
+        self.header, self.mirrored, self.further = header, 0, False
+        self.below, self.above = False, False
+
+    def add(self, entries: Entries, further: bool) -> None:
+        """Add entries of the file; `further`: whether their lines hold values that are left out."""
+        self.further |= further
+        if self.header.symmetry != "general":
+            below, above = entries.rows > entries.columns, entries.rows < entries.columns
+            self.mirrored += int(np.count_nonzero(below)) + int(np.count_nonzero(above))
+            self.below, self.above = self.below or bool(below.any()), self.above or bool(above.any())
+
+    def tell(self, reading: Reading) -> None:
+        """Add the findings to what is said of the file."""
+        kind = "array" if self.header.dense else "coordinate"
+        found = f"{kind} {self.header.field} {self.header.symmetry}"
+        if self.header.symmetry != "general":
+            found += f", {counted(self.mirrored, 'entry')} mirrored"
+        if self.below and self.above:
+            found += " from both sides of the diagonal, and added where they meet"
+        reading.found.append(found)
+        if self.further:
+            reading.left_out.append("values of a pattern")
 
 
 def _too_idle(name: str) -> MatrixError:
@@ -271,48 +336,63 @@ def _pieces(file: Text, header: Header, text_bytes: int) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _parse(text: bytes, header: Header, line: int) -> Entries:
-    """Convert complete lines of text, of which the first has number `line`."""
+def _parse(text: bytes, header: Header, line: int) -> tuple[Entries, bool]:
+    """Convert complete lines of text, of which the first has number `line`; return whether values are left out too."""
     if b"%" in text:
-        lines = text.split(b"\n")
-        text = b"\n".join(b"" if each.lstrip().startswith(b"%") else each for each in lines)
-    table = _INTEGERS if header.dtype.kind in "iu" or header.field == "pattern" else _REALS
-    count = _count_entries(np.frombuffer(text, np.uint8), table, header.numbers)
-    if count == 0:
-        return _parse_lines([], header, line)
-    if count > 0:
-        try:
-            return _convert(text, header, count)
-        except (ValueError, OverflowError):
-            pass  # reading line by line tells what is wrong
+        text = COMMENT.sub(b"", text)
+    spelled = with_e(text) if header.dtype.kind in "fc" else text
+    for table, numbers, field in header.spellings:
+        count = count_entries(np.frombuffer(spelled, np.uint8), table, numbers, header.places)
+        if count == 0:
+            return _parse_lines([], header, line)
+        if count > 0:
+            with contextlib.suppress(ValueError, OverflowError):  # reading line by line tells what is wrong
+                return _convert(spelled, header, field, count), numbers > header.numbers
     return _parse_lines(text.split(b"\n"), header, line)
 
 
-def _convert(text: bytes, header: Header, count: int) -> Entries:
-    """Convert `count` lines with SciPy."""
+def _convert(text: bytes, header: Header, field: str, count: int) -> Entries:
+    """Convert `count` lines with SciPy; raise ValueError if whole numbers are expected and one has a fraction.
+
+    `text` ends with a line feed: without it SciPy 1.17 reads beyond the end of a last line that has more than it needs.
+    """
     layout, (nrows, ncols) = ("array", (count, 1)) if header.dense else ("coordinate", header.shape)
     size = f"{nrows} {ncols}" if header.dense else f"{nrows} {ncols} {count}"
-    top = f"%%MatrixMarket matrix {layout} {header.field} general\n{size}\n"
+    top = f"%%MatrixMarket matrix {layout} {field} general\n{size}\n"
     matrix = cast(Any, scipy.io.mmread(io.BytesIO(top.encode() + text)))
+    values = matrix[:, 0] if header.dense else matrix.data
+    if field != header.field:
+        values = _whole(values, header.dtype)
     if header.dense:
         nowhere = np.empty(count, np.int64)
-        return Entries(nowhere, nowhere, matrix[:, 0])
-    return Entries(matrix.row, matrix.col, matrix.data)
+        return Entries(nowhere, nowhere, values)
+    return Entries(matrix.row, matrix.col, values)
 
 
-def _parse_lines(lines: list[bytes], header: Header, line: int) -> Entries:
+def _whole(values: ValueArray, dtype: np.dtype[Any]) -> ValueArray:
+    """Return floats as whole numbers of a dtype; raise ValueError if one is not exactly such a number."""
+    least = -1 if dtype.kind == "u" else -MOST_EXACT
+    if not np.all((values > least) & (values < MOST_EXACT) & (values == np.trunc(values))):
+        raise ValueError
+    return values.astype(dtype)
+
+
+def _parse_lines(lines: list[bytes], header: Header, line: int) -> tuple[Entries, bool]:
     """Convert lines one by one: slow, accepts all that float() accepts, and names the line that is wrong."""
     positions, values = [], []
+    further = False
     for number, text in enumerate(lines, line):
         words = text.split()
         if not words:
             continue
-        if len(words) != header.numbers:
-            raise header.error(number, f"expected {header.numbers} numbers, got '{_excerpt(text)}'")
+        more = 0 <= len(words) - header.numbers <= 2 if header.field == "pattern" else len(words) == header.numbers
+        if not more:
+            raise header.error(number, f"expected {header.numbers} numbers, got '{excerpt(text)}'")
         positions.append((0, 0) if header.dense else _position_of(words, header, number))
-        values.append(_value_of(words[0 if header.dense else 2 :], header, number))
+        values.append(_value_of(words[header.places :], header, number))
+        further |= len(words) > header.numbers
     rows, columns = np.array(positions, np.int64).reshape(-1, 2).T
-    return Entries(rows, columns, np.array(values, header.dtype))
+    return Entries(rows, columns, np.array(values, header.dtype)), further
 
 
 def _position_of(words: list[bytes], header: Header, number: int) -> tuple[int, int]:
@@ -320,8 +400,8 @@ def _position_of(words: list[bytes], header: Header, number: int) -> tuple[int, 
     position = []
     for word, limit, what in zip(words, header.shape, ("row", "column"), strict=False):
         digits = word.removeprefix(b"+")
-        if not _is_whole(digits.removeprefix(b"-")):
-            raise header.error(number, f"'{_excerpt(word)}' is not a {what} number")
+        if not is_whole(digits.removeprefix(b"-")):
+            raise header.error(number, f"'{excerpt(word)}' is not a {what} number")
         if not 1 <= int(digits) <= limit:
             raise header.error(number, f"{what} {int(digits):,} is outside 1 to {limit:,} (indices are 1-based)")
         position.append(int(digits) - 1)
@@ -329,19 +409,26 @@ def _position_of(words: list[bytes], header: Header, number: int) -> tuple[int, 
 
 
 def _value_of(words: list[bytes], header: Header, number: int) -> complex:
-    """Return the value that the words after the indices spell."""
-    if header.field == "pattern":
-        return 1.0
+    """Return the value that the words after the indices spell; 1 for a pattern, whatever numbers follow."""
     kind = header.dtype.kind
     try:
         if any(b"_" in word for word in words):
             raise ValueError
-        parts = [int(word) if kind in "iu" else float(word) for word in words]
+        parts = [_integer(word) if kind in "iu" else float(with_e(word)) for word in words]
     except ValueError:
-        raise header.error(number, f"'{_excerpt(b' '.join(words))}' is not a number of type {header.field}") from None
+        raise header.error(number, f"'{excerpt(b' '.join(words))}' is not a number of type {header.field}") from None
+    if header.field == "pattern":
+        return 1.0
     if kind in "iu" and not np.iinfo(header.dtype).min <= parts[0] <= np.iinfo(header.dtype).max:
         raise header.error(number, f"{parts[0]:,} does not fit {header.dtype}; write the values as 'real'")
     return complex(*parts) if kind == "c" else parts[0]
+
+
+def _integer(word: bytes) -> int:
+    """Return a whole number, written as one or as a decimal number; raise ValueError if it is not exactly one."""
+    if is_whole(word.lstrip(b"+-")):
+        return int(word)
+    return int(_whole(np.array([float(word)]), np.dtype(np.int64))[0])
 
 
 def _locate(values: ValueArray, done: int, header: Header) -> Entries:
@@ -376,76 +463,6 @@ def _line_of_entry(text: bytes, number: int) -> int:
                 return line
             number -= 1
     return 0
-
-
-def _is_whole(word: bytes) -> bool:
-    """Whether `word` is digits only, and not so many that Python refuses to convert them."""
-    return word.isdigit() and len(word) < 100
-
-
-def _excerpt(text: bytes) -> str:
-    return one_line(text[:2000].strip().decode("latin-1"), 40)
-
-
-# -- the grammar of a number -------------------------------------------------------------------------------------------
-
-_SPACE, _SIGN, _INT, _DOT, _FRACTION, _E, _E_SIGN, _EXPONENT, _BAD = range(9)
-_DIGITS = "0123456789"
-
-
-def _grammar(edges: list[tuple[int, str, int]], accepting: set[int], words: tuple[str, ...]) -> IndexArray:
-    """Return the transition table [state, byte] of an automaton that reads numbers separated by spaces."""
-    table = np.full((_BAD + 1 + sum(map(len, words)), 256), _BAD, np.uint8)
-    for state, characters, to in edges:
-        table[state, _codes(characters)] = to
-    fresh = _BAD + 1
-    for word in words:
-        states = [_SPACE, _SIGN]
-        for letter in word:
-            to = int(table[states[0], ord(letter)])
-            if to == _BAD:
-                to, fresh = fresh, fresh + 1
-            for state in states:
-                table[state, _codes(letter + letter.upper())] = to
-            states = [to]
-        accepting = accepting | set(states)
-    for state in (_SPACE, *accepting):
-        table[state, _codes(" \t\r\n")] = _SPACE
-    return table
-
-
-def _codes(characters: str) -> list[int]:
-    return [ord(character) for character in characters]
-
-
-_WHOLE = [(_SPACE, "-", _SIGN), (_SPACE, _DIGITS, _INT), (_SIGN, _DIGITS, _INT), (_INT, _DIGITS, _INT)]
-_DECIMAL = [
-    (_SPACE, ".", _DOT), (_SIGN, ".", _DOT), (_INT, ".", _FRACTION), (_DOT, _DIGITS, _FRACTION),
-    (_FRACTION, _DIGITS, _FRACTION), (_INT, "eE", _E), (_FRACTION, "eE", _E), (_E, "+-", _E_SIGN),
-    (_E, _DIGITS, _EXPONENT), (_E_SIGN, _DIGITS, _EXPONENT), (_EXPONENT, _DIGITS, _EXPONENT),
-]  # fmt: skip
-_INTEGERS = _grammar(_WHOLE, {_INT}, ())
-_REALS = _grammar(_WHOLE + _DECIMAL, {_INT, _FRACTION, _EXPONENT}, ("nan", "inf", "infinity"))
-
-
-@functools.partial(kept, nogil=True)
-def _count_entries(text: IndexArray, table: IndexArray, numbers: int) -> int:
-    """Count the lines that hold `numbers` numbers; -1 if any other line is not blank."""
-    state, found, count = 0, 0, 0
-    for byte in text:
-        before = state
-        state = table[before, byte]
-        if state == _BAD:
-            return -1
-        if before == _SPACE and state != _SPACE:
-            found += 1
-        if byte == 10:
-            if found == numbers:
-                count += 1
-            elif found != 0:
-                return -1
-            found = 0
-    return count
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -9,12 +9,16 @@ from spdist.errors import InputError
 from spdist.storage import locations
 from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats.edges.edge_list import import_edges
+from spdist.storage.formats.graphs.mci import import_mci
+from spdist.storage.formats.graphs.metis import import_metis
 from spdist.storage.formats.hdf5.reader import import_hdf5, import_mat
 from spdist.storage.formats.matrix_market import import_text
 from spdist.storage.formats.npz import import_npz
 from spdist.storage.formats.opening import STANDARD_INPUT
+from spdist.storage.formats.petsc import import_petsc
 from spdist.storage.formats.reading import ReadOptions
 from spdist.storage.formats.source import Import
+from spdist.storage.formats.tenx_folder import holds_cells, import_folder
 from spdist.storage.formats.text import PACKINGS, packing_of
 
 EDGE_OPTIONS = frozenset({"names", "duplicates", "header", "columns", "separator", "quotes", "allow_nan"})
@@ -32,6 +36,10 @@ MEANINGS = {
     "dense": "dense array",
 }
 """What a file has that an option is about."""
+
+
+ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+"""Names of the files that make a folder one of Zarr."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,10 @@ FORMATS = (
     Format("a MATLAB file", (".mat",), import_mat, frozenset({"dense"})),
     Format("an HDF5 file", (".h5", ".hdf5"), import_hdf5, frozenset({"dense", "orient"})),
     Format("a list of edges", (".abc", ".tsv", ".csv", ".txt", ".edges"), import_edges, EDGE_OPTIONS, is_text=True),
+    Format("a matrix in mcl's native format", (".mci",), import_mci, is_text=True),
+    Format("a graph of METIS", (".graph", ".metis"), import_metis, is_text=True),
+    Format("a matrix of PETSc", (".petsc",), import_petsc, frozenset({"dense"})),
+    Format("a folder of 10x Genomics", (), import_folder, frozenset({"orient"}), holds=holds_cells),
 )
 """All formats."""
 
@@ -137,6 +149,11 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
     if path == STANDARD_INPUT:
         raise InputError(f"standard input has no name that says what it is: pass --format; known are {known}")
     if locations.is_local(path) and locations.local_path(path).is_dir():
+        if not any(locations.local_path(path).joinpath(name).is_file() for name in ZARR_FILES):
+            raise InputError(
+                f"{source} is a folder, neither of Zarr (with {', '.join(ZARR_FILES)}) nor of 10x Genomics (with "
+                f"matrix.mtx or matrix.mtx.gz); name a file in it"
+            )
         held = ", ".join(f"{path}/{member}" for member in members_of(path))
         found = (
             f"it holds {held}, each of which spdist takes as it is" if held else "give spdist plan or multiply its path"

@@ -1,0 +1,1 @@
+"""Formats of graphs in text: METIS and mcl."""
