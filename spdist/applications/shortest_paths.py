@@ -138,23 +138,19 @@ def _rows_of(sources: Sequence[int | str], matrix: Any) -> list[int]:
     for row, name in enumerate(named if named is not None and wanted else ()):
         if name in wanted:
             rows[name].append(row)
-    found = [_row_of(one, rows, named is not None, n) for one in sources]
+    has_numbers = named is None or not any(name.isdigit() for name in named)
+    found = [_row_of(one, rows, has_numbers, n) for one in sources]
     if wrong := [one for one in found if not 0 <= one < n]:
         raise InputError(f"sources: vertex {wrong[0]} of a graph of {counted(n, 'vertex')}; they are counted from 0")
     return found
 
 
-def _row_of(source: int | str, rows: dict[str, list[int]], has_names: bool, n: int) -> int:
-    """Return the row of a vertex; of a graph without names, a text is its number."""
+def _row_of(source: int | str, rows: dict[str, list[int]], has_numbers: bool, n: int) -> int:
+    """Return the row of a vertex: a text is its name or, if no vertex has a number as its name, its number."""
     if not isinstance(source, str):
         return int(source)
-    if not has_names:
-        try:
-            return int(source)
-        except ValueError:
-            raise InputError(
-                f"sources: {source!r} is a name, and the vertices of this graph have none; they are counted from 0"
-            ) from None
+    if has_numbers and source.isdecimal() and source.isascii():
+        return int(source)
     if len(rows[source]) != 1:
         times = f"is the name of {len(rows[source]):,} vertices" if rows[source] else "is the name of no vertex"
         raise InputError(f"sources: {source!r} {times} of {n:,}; name others")

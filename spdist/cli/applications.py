@@ -54,7 +54,7 @@ def add_application_verbs(verbs: Verbs) -> None:
     text = "lengths of shortest paths of a graph"
     lengths = "where the lengths go, a matrix in Zarr, path or URL"
     sub = verbs.add("shortest-paths", _shortest_paths, text, graph=GRAPH, d=lengths)
-    text = "vertices to start from, by default all: names, or numbers from 0 if the graph has no names"
+    text = "vertices to start from, by default all: names, or rows counted from 0 if no name is a number"
     sub.add_argument("--sources", type=_vertices, metavar="I,J,...", help=text)
     sub.add_argument("--hops", type=count_of, metavar="N", help="most edges of a path")
     _add_steps(sub, "D")
