@@ -1,22 +1,11 @@
 """Import matrices from files of other programs and export them, streaming in bounded memory.
 
-===========  ======  ======  =======================================================================
-Format       import  export  What it is
-===========  ======  ======  =======================================================================
-.mtx         yes     yes     Matrix Market text, also .mtx.gz and .mtx.bz2
-.mci         yes             mcl's native text
-.graph       yes             METIS and Chaco: a line for each vertex; also .metis
-.petsc       yes             PETSc's binary format
-a folder     yes             10x Genomics: matrix.mtx, barcodes.tsv and features.tsv or genes.tsv, compressed or not
-.npz         yes     yes     ``scipy.sparse.save_npz``: CSR, CSC, COO, BSR, DIA
-.abc         yes     yes     edges of a graph, two vertices and perhaps a weight a line; also .tsv, .csv, .gz, .bz2
-.h5ad        yes             AnnData on HDF5, ``X`` or the path after ``::``, as in ``cells.h5ad::layers/counts``
-binsparse            yes     a Zarr group as GraphBLAS' Binsparse specification 0.1 lays it out
-===========  ======  ======  =======================================================================
+`formats.registry` is the table of the formats that are imported; Matrix Market, ``scipy.sparse.save_npz``, lists of
+edges and binsparse (a Zarr group as GraphBLAS' specification 0.1 lays it out) are written.
 
 A file that is not stored by rows goes through `spdist.storage.external_sort`. Memory is bounded by 512 MiB, including
-the interpreter and its libraries, or by twenty times the longest row (for CSC, column) if that is more. While entries
-are sorted, the disk holds 12 to 32 bytes an entry in addition to the matrix.
+the interpreter and its libraries, or by twenty times the longest row (for CSC, column) if that is more; SciPy reads a
+MATLAB file before 7.3 whole. While entries are sorted, the disk holds 12 to 32 bytes an entry in addition to the matrix.
 """
 
 from __future__ import annotations
@@ -138,7 +127,7 @@ def import_matrix(
     Returns
     -------
     StoredMatrix
-        Its ``provenance["read"]`` says in one line what was read; the same line is logged.
+        ``facts["provenance"]["read"]`` of it says in one line what was read; the same line is logged.
 
     Raises
     ------
