@@ -1,4 +1,4 @@
-"""Matrices whose file stores them by rows or by columns: offsets, indices and values, each read once, in order."""
+"""Matrices whose file stores them as arrays that are read once, in order: by rows, by columns, or as coordinates."""
 
 from __future__ import annotations
 
@@ -161,3 +161,30 @@ def import_by_columns(job: Import, shape: tuple[int, int], arrays: Arrays) -> No
             yield Entries(block.indices, columns, block.data)
 
     job.sort(batches(), shape, arrays.data.dtype, arrays.nnz)
+
+
+def coordinate_batches(
+    rows: Stream, columns: Stream, data: Stream, shape: tuple[int, int], path: str
+) -> Iterator[Entries]:
+    """Yield the entries of a matrix that its file stores as coordinates; refuse one outside the shape.
+
+    Parameters
+    ----------
+    rows, columns, data : Stream
+    shape : (nrows, ncols)
+    path : str
+        The file, for messages.
+    """
+    nnz = data.shape[0]
+    if rows.shape != (nnz,) or columns.shape != (nnz,):
+        raise MatrixError(f"{path}: {rows.shape} rows, {columns.shape} columns and {nnz:,} values do not fit together")
+    for start in range(0, nnz, ENTRIES):
+        count = min(ENTRIES, nnz - start)
+        batch = Entries(rows.read(count), columns.read(count), data.read(count))
+        for places, limit, what in ((batch.rows, shape[0], "row"), (batch.columns, shape[1], "column")):
+            if int(places.min()) < 0 or int(places.max()) >= limit:
+                at = int(np.argmax((places < 0) | (places >= limit)))
+                raise MatrixError(
+                    f"{path}: {what} {int(places[at]):,} of entry {start + at:,} is outside [0, {limit:,})"
+                )
+        yield batch

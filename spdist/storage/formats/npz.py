@@ -17,7 +17,13 @@ from spdist.errors import MatrixError, one_line
 from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
-from spdist.storage.formats.compressed_rows import ENTRIES, Arrays, import_by_columns, import_by_rows
+from spdist.storage.formats.compressed_rows import (
+    ENTRIES,
+    Arrays,
+    coordinate_batches,
+    import_by_columns,
+    import_by_rows,
+)
 from spdist.storage.formats.source import Import, check_numbers, foreign
 
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
@@ -69,7 +75,7 @@ def import_npz(job: Import) -> None:
         elif kind == "coo":
             data.check_dimensions(1)
             rows, columns = members.vector("row"), members.vector("col")
-            job.sort(_coo_batches(rows, columns, data, shape, job.path), shape, data.dtype, data.shape[0])
+            job.sort(coordinate_batches(rows, columns, data, shape, job.path), shape, data.dtype, data.shape[0])
         else:
             raise MatrixError(f"{job.path}: sparse format '{one_line(kind, 40)}' is not read; convert it with .tocsr()")
 
@@ -253,21 +259,3 @@ def _import_diagonals(job: Import, shape: tuple[int, int], offsets: IndexArray, 
             yield Entries(row[inside], column[inside], values[inside])
 
     job.sort(batches(), shape, data.dtype, data.size)
-
-
-def _coo_batches(
-    rows: NpyStream, columns: NpyStream, data: NpyStream, shape: tuple[int, int], path: str
-) -> Iterator[Entries]:
-    nnz = data.shape[0]
-    if rows.shape != (nnz,) or columns.shape != (nnz,):
-        raise MatrixError(f"{path}: {rows.shape} rows, {columns.shape} columns and {nnz:,} values do not fit together")
-    for start in range(0, nnz, ENTRIES):
-        count = min(ENTRIES, nnz - start)
-        batch = Entries(rows.read(count), columns.read(count), data.read(count))
-        for places, limit, what in ((batch.rows, shape[0], "row"), (batch.columns, shape[1], "column")):
-            if int(places.min()) < 0 or int(places.max()) >= limit:
-                at = int(np.argmax((places < 0) | (places >= limit)))
-                raise MatrixError(
-                    f"{path}: {what} {int(places[at]):,} of entry {start + at:,} is outside [0, {limit:,})"
-                )
-        yield batch

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from spdist.errors import InputError
 from spdist.storage import locations
-from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats.edge_list import import_edges
 from spdist.storage.formats.h5ad import import_h5ad
 from spdist.storage.formats.matrix_market import import_text
@@ -16,6 +15,7 @@ from spdist.storage.formats.opening import STANDARD_INPUT
 from spdist.storage.formats.reading import ReadOptions
 from spdist.storage.formats.source import Import
 from spdist.storage.formats.text import PACKINGS, packing_of
+from spdist.storage.formats.zarr_groups import import_zarr, is_zarr
 
 EDGE_OPTIONS = frozenset({"names", "duplicates", "header", "columns", "separator", "quotes", "allow_nan"})
 """Options of lists of edges."""
@@ -83,6 +83,7 @@ FORMATS = (
     Format("a Matrix Market file", (".mtx",), import_text, is_text=True),
     Format("a file of scipy.sparse.save_npz", (".npz",), import_npz),
     Format("an AnnData file", (".h5ad",), import_h5ad),
+    Format("Zarr", (".zarr",), import_zarr, frozenset({"dense"}), holds=is_zarr),
     Format("a list of edges", (".abc", ".tsv", ".csv", ".txt", ".edges"), import_edges, EDGE_OPTIONS, is_text=True),
 )
 """All formats."""
@@ -122,11 +123,8 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
     if path == STANDARD_INPUT:
         raise InputError(f"standard input has no name that says what it is: pass --format; known are {known}")
     if locations.is_local(path) and locations.local_path(path).is_dir():
-        held = ", ".join(f"{path}/{member}" for member in members_of(path))
-        found = (
-            f"it holds {held}, each of which spdist takes as it is" if held else "give spdist plan or multiply its path"
-        )
-        raise InputError(f"{source} is a folder of Zarr, which needs no import: {found}")
+        kinds = " or ".join(each.name for each in FORMATS if each.holds is not None)
+        raise InputError(f"{source} is a folder and not {kinds}; name a file, or the folder of a matrix")
     raise InputError(
         f"{source}: cannot tell the format from the name; known are {known}, of text also with {', '.join(PACKINGS)}; "
         f"or pass --format"
