@@ -156,7 +156,8 @@ def from_dask(x: Array, url: str | Path, *, overwrite: bool = False, steal: bool
     if any(math.isnan(width) for width in x.chunks[1]):
         raise InputError("the columns of the Dask array are of unknown number: x.compute_chunk_sizes() finds it")
     dtype = check_dtype(np.dtype(x.dtype))
-    with staged_matrix(url, overwrite=overwrite, steal=steal) as stage:
+    shape = None if math.isnan(x.shape[0]) else (int(x.shape[0]), int(x.shape[1]))
+    with staged_matrix(url, overwrite=overwrite, steal=steal, shape=shape) as stage:
         writer = MatrixWriter(stage.url, x.shape[1], dtype, {"provenance": {"command": "from_dask"}})
         for found in _computed(x):
             writer.append(from_scipy(_side_by_side(found, x.chunks[1], dtype)))
