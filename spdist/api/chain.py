@@ -21,6 +21,7 @@ from spdist.jobs.target import check_target, reserve_target
 from spdist.kernels.cpu import multiply as cpu
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.dtypes import index_dtype, result_dtype
+from spdist.matrices.other_objects import refuse_other_objects
 from spdist.options import (
     DEFAULT_MEMORY_LIMIT,
     ChainKeywords,
@@ -120,6 +121,7 @@ def multiply_chain(
     """
     if len(matrices) < 2:
         raise InputError(f"a chain of {counted(len(matrices), 'matrix')}: pass two at least")
+    refuse_other_objects(*matrices)
     in_memory = {bool(sp.issparse(m)) for m in matrices}
     if len(in_memory) > 1:
         raise InputError("some matrices are in memory and others stored: store all with spdist.save, or open all")
