@@ -25,7 +25,8 @@ SLOW_VERBS: dict[str, tuple[str, ...]] = {  # these start worker processes
     "reduce": ("reduce", "sum", "A.zarr", "B.zarr", "--engine", "scipy", "--workers", "1"),
     "resume": ("multiply", "A.zarr", "B.zarr", "C.zarr", "--resume", "--engine", "scipy", "--workers", "1"),
 }
-KINDS = ("mtx", "npz", "h5ad", "zarr", "npy", "yaml")
+GROUPS = ("cells2.zarr", "cells3.zarr", "cells2.zarr::layers/dense", "cells3.zarr::layers/dense", "binsparse.zarr")
+KINDS = ("mtx", "npz", "h5ad", "zarr", "npy", "yaml", "dense", "groups")
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,12 @@ def write_case(rng: random.Random, folder: Path, whole: dict[str, bytes], stored
     slow : bool
         Whether commands that start worker processes may be chosen.
     """
-    kind = rng.choices(KINDS, (30, 30, 10, 20, 5, 5))[0]
-    writer: Callable[..., Case] = {"zarr": _stored, "npy": _factors, "yaml": _job}.get(kind, _import)
+    kind = rng.choices(KINDS, (30, 30, 10, 20, 5, 5, 5, 15))[0]
+    writer: Callable[..., Case] = {"zarr": _stored, "npy": _factors, "yaml": _job, "groups": _groups}.get(kind, _import)
     if kind in ("zarr", "npy"):
-        shutil.copytree(stored, folder, dirs_exist_ok=True)
+        shutil.copytree(stored, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("groups"))
+    elif kind == "groups":
+        shutil.copytree(stored / "groups", folder, dirs_exist_ok=True)
     return writer(kind, rng, folder, whole, slow)
 
 
@@ -73,7 +76,20 @@ def _import(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes]
     name = rng.choice([each for each in whole if f".{kind}" in each])
     raw = mutate(name, whole[name], rng, list(whole.values()))
     (folder / name).write_bytes(raw)
-    return Case(name.partition(".")[2], ("import", name, "out.zarr"))
+    options = ("--dense",) if kind == "dense" else ()
+    return Case(name.partition(".")[2], ("import", name, "out.zarr", *options))
+
+
+def _groups(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:
+    """Change one file of a group that another program wrote: metadata or a Zarr chunk."""
+    source = rng.choice(GROUPS)
+    files = sorted(path for path in (folder / source.partition("::")[0]).rglob("*") if path.is_file())
+    path = rng.choice(
+        [one for one in files if one.suffix == ".json" or one.name[:2] == ".z"] if rng.random() < 0.6 else files
+    )
+    name = "a.json" if path.suffix == ".json" or path.name[:2] == ".z" else path.name
+    path.write_bytes(mutate(name, path.read_bytes(), rng, list(whole.values())))
+    return Case("groups", ("import", source, "out.zarr", "--dense"))
 
 
 def _stored(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:

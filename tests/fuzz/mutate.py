@@ -104,7 +104,7 @@ def _json(raw: bytes, rng: random.Random) -> bytes:
     """Replace or drop a value of a JSON document."""
     try:
         document = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw[: len(raw) // 2]
     ways = list(_ways(document))
     if not ways:

@@ -10,7 +10,7 @@ from spdist.storage import locations
 from spdist.storage.formats.edge_list import import_edges
 from spdist.storage.formats.h5ad import import_h5ad
 from spdist.storage.formats.matrix_market import import_text
-from spdist.storage.formats.npz import import_npz
+from spdist.storage.formats.npz import import_npy, import_npz
 from spdist.storage.formats.opening import STANDARD_INPUT
 from spdist.storage.formats.reading import ReadOptions
 from spdist.storage.formats.source import Import
@@ -82,6 +82,7 @@ class Format:
 FORMATS = (
     Format("a Matrix Market file", (".mtx",), import_text, is_text=True),
     Format("a file of scipy.sparse.save_npz", (".npz",), import_npz),
+    Format("an array of numpy.save", (".npy",), import_npy, frozenset({"dense"})),
     Format("an AnnData file", (".h5ad",), import_h5ad),
     Format("Zarr", (".zarr",), import_zarr, frozenset({"dense"}), holds=is_zarr),
     Format("a list of edges", (".abc", ".tsv", ".csv", ".txt", ".edges"), import_edges, EDGE_OPTIONS, is_text=True),
