@@ -4,10 +4,12 @@
 Format       import  export  What it is
 ===========  ======  ======  =======================================================================
 .mtx         yes     yes     Matrix Market text, also .mtx.gz and .mtx.bz2
-.npz         yes     yes     ``scipy.sparse.save_npz``: CSR, CSC, COO, BSR, DIA
+.npz         yes     yes     ``scipy.sparse.save_npz``: CSR, CSC, COO, BSR, DIA; of pydata/sparse: COO, GCXS
+.npy         yes             ``numpy.save`` of a dense array, of which the nonzeros are read
 .abc         yes             edges of a graph, two vertices and perhaps a weight a line; also .tsv, .csv, .gz, .bz2
 .h5ad        yes             AnnData on HDF5, ``X`` or the path after ``::``, as in ``cells.h5ad::layers/counts``
-binsparse            yes     a Zarr group as GraphBLAS' Binsparse specification 0.1 lays it out
+.zarr        yes             matrices in Zarr of other programs: AnnData's sparse and dense ones, dense arrays
+binsparse    yes     yes     a Zarr group as GraphBLAS' Binsparse specification 0.1 lays it out
 ===========  ======  ======  =======================================================================
 
 A file that is not stored by rows goes through `spdist.storage.external_sort`. Memory is bounded by 512 MiB, including
@@ -85,7 +87,7 @@ def import_matrix(
     ----------
     source : str or Path
         A path or fsspec URL, whose ending says its format; ``FILE::PATH`` names a matrix inside a file that may hold
-        several, as in ``cells.h5ad::layers/counts``. ``"-"`` is standard input, with `format`.
+        several, as in ``cells.h5ad::layers/counts``; a Zarr group of another program is taken too. ``"-"`` is standard input, with `format`.
     target : str or Path
         A path or fsspec URL; gets the matrix when all is written.
     overwrite, steal : bool

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spdist.errors import InputError
+from spdist.errors import MatrixError
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import BUCKET_BYTES
 from spdist.storage.formats import dense_rows
@@ -80,7 +80,7 @@ def test_rectangles_hold_whole_stored_chunks_and_no_more_than_fits():
 
 def test_a_dense_array_is_not_read_unasked(tmp_path):
     with (
-        pytest.raises(InputError, match=r"a\.x::X is a dense array: pass --dense .*; sparse in this file: raw/X$"),
+        pytest.raises(MatrixError, match=r"a\.x::X is a dense array: pass --dense .*; sparse in this file: raw/X$"),
         staged_matrix(tmp_path / "A.zarr", overwrite=False, steal=False) as stage,
     ):
         dense_rows.check_dense(job(stage, dense=False), "a.x::X", "raw/X")

@@ -104,6 +104,17 @@ def test_unsorted_rows_and_duplicates(tmp_path, kind, monkeypatch):
     assert names(m) == (None, None)
 
 
+@pytest.mark.parametrize("kind", ["csr", "csc"])
+@pytest.mark.parametrize(("shape", "count"), [((5, 1), 5), ((1, 5), 5), ((4, 3), 0)])
+def test_zarr_chunks_of_zeros_that_anndata_leaves_out(tmp_path, kind, shape, count):
+    """Those of a matrix without entries, or of a single row or column."""
+    x = sp.csr_array(np.ones(shape) if count else shape).asformat(kind)
+    with anndata.settings.override(auto_shard_zarr_v3=False):
+        anndata.io.write_elem(zarr.open_group(tmp_path / "a.zarr", mode="w"), "/", x)
+    m = import_matrix(tmp_path / "a.zarr", tmp_path / "A.zarr")
+    np.testing.assert_array_equal(dense(m), x.toarray())
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     dtype=st.sampled_from(["?", "i1", "u4", "<f4", ">f4", ">i8", "c16"]), shape=st.tuples(*[st.integers(0, 9)] * 2),
@@ -209,6 +220,50 @@ def test_an_export_reads_back(tmp_path, dtype):
     assert names(m) == (None, None)
 
 
+def test_binsparse_by_columns(tmp_path):
+    """The first indices of COOC are columns, as its levels say: those of COOR with the axes exchanged."""
+    x = sample().tocsc().tocoo()
+    x = binsparse.COOCMatrix(x.shape, x.nnz, indices_0=x.col, indices_1=x.row, values=x.data)
+    binsparse.save_binsparse(x, tmp_path / "b.zarr")
+    np.testing.assert_array_equal(dense(import_matrix(tmp_path / "b.zarr", tmp_path / "A.zarr")), sample().toarray())
+    change(tmp_path / "b.zarr", format="COOR", shape=[20, 30])
+    np.testing.assert_array_equal(dense(import_matrix(tmp_path / "b.zarr", tmp_path / "B.zarr")), sample().toarray().T)
+
+
+def test_binsparse_that_is_not_sorted(tmp_path, monkeypatch):
+    x = sample().tocsc().tocoo()
+    x = binsparse.COORMatrix(x.shape, x.nnz, indices_0=x.row, indices_1=x.col, values=x.data)
+    binsparse.save_binsparse(x, tmp_path / "b.zarr")
+    for entries in (1 << 20, 1):
+        monkeypatch.setattr(compressed_rows, "ENTRIES", entries)
+        with pytest.raises(MatrixError, match="COOR is sorted by rows, and this is not; rows and columns may be"):
+            import_matrix(tmp_path / "b.zarr", tmp_path / "A.zarr")
+
+
+@pytest.mark.parametrize(("value", "read"), [(0.0, True), (1.0, False)])
+def test_binsparse_with_a_fill_value(tmp_path, value, read):
+    tensor = conversions.from_scipy(sample())
+    tensor.fill, tensor.fill_value = True, value
+    binsparse.save_binsparse(tensor, tmp_path / "b.zarr")
+    if read:
+        assert import_matrix(tmp_path / "b.zarr", tmp_path / "A.zarr").nnz == sample().nnz
+        return
+    with pytest.raises(MatrixError, match="another value than 0"):
+        import_matrix(tmp_path / "b.zarr", tmp_path / "A.zarr")
+
+
+def test_binsparse_of_odd_parts_and_of_other_bytes(tmp_path):
+    binsparse.save_binsparse(conversions.from_scipy(sample("c16")), tmp_path / "b.zarr")
+    values = zarr.open_group(tmp_path / "b.zarr", mode="a")["values"]
+    values.resize((values.shape[0] + 1,))
+    with pytest.raises(MatrixError, match="an odd number"):
+        import_matrix(tmp_path / "b.zarr", tmp_path / "A.zarr")
+    binsparse.save_binsparse(conversions.from_scipy(sample("?")), tmp_path / "c.zarr")
+    zarr.open_group(tmp_path / "c.zarr", mode="a")["values"][:] = 7
+    m = import_matrix(tmp_path / "c.zarr", tmp_path / "A.zarr")
+    np.testing.assert_array_equal(m.data.read(0, m.nnz).view("u1"), 1)
+
+
 def change(place, **changes):
     group = zarr.open_group(place, mode="a")
     header = dict(group.attrs["binsparse"])["binsparse"]
@@ -240,7 +295,7 @@ def test_binsparse_of_one_value_for_all(tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"format": "DCSR"}, "format DCSR is not read"), ({"format": [1]}, "is not read"), ({"fill": True}, "fill value"),
+    ({"format": "DCSR"}, "format DCSR is not read"), ({"format": [1]}, "is not read"), ({"fill": True}, "'fill_value'"),
     ({"structure": "symmetric_lower"}, "structure symmetric_lower"), ({"version": "0.2.0"}, "version 0.2.0"),
     ({"number_of_stored_values": 3}, "states 3 values"), ({"shape": [30, True]}, "two dimensions"),
     ({"shape": 7}, "two dimensions"), ({"shape": [30, 5]}, "column"), ({"shape": [31, 20]}, "does not fit"),

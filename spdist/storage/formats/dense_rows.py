@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from spdist.errors import InputError
+from spdist.errors import MatrixError
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, index_dtype
 from spdist.storage.atomic_replace import ignore_progress
@@ -27,7 +27,7 @@ def check_dense(job: Import, place: str, sparse: str = "") -> None:
     """Refuse a dense array unless the caller asked for its nonzeros; `sparse` lists what else the file holds."""
     if not job.options.dense:
         others = f"; sparse in this file: {sparse}" if sparse else ""
-        raise InputError(f"{place} is a dense array: pass --dense (dense=True) to import its nonzeros{others}")
+        raise MatrixError(f"{place} is a dense array: pass --dense (dense=True) to import its nonzeros{others}")
 
 
 def import_dense(

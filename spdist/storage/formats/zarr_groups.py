@@ -37,13 +37,13 @@ LONGEST_HEADER = 1 << 16
 """Characters of the longest descriptor of Binsparse."""
 
 BINSPARSE = {
-    "CSR": ("pointers_to_1", "indices_1", "rows"),
-    "CSC": ("pointers_to_1", "indices_1", "columns"),
-    "COO": ("indices_0", "indices_1", "rows"),
-    "COOR": ("indices_0", "indices_1", "rows"),
-    "COOC": ("indices_0", "indices_1", "columns"),
+    "CSR": ("pointers_to_1", "rows"),
+    "CSC": ("pointers_to_1", "columns"),
+    "COO": ("indices_0", "rows"),
+    "COOR": ("indices_0", "rows"),
+    "COOC": ("indices_0", "columns"),
 }
-"""Formats of Binsparse that are read: their two arrays of indices, and the axis that the first one is about."""
+"""Formats of Binsparse that are read: the array beside ``indices_1``, and what it is about."""
 
 
 def is_zarr(url: str) -> bool:
@@ -137,14 +137,21 @@ def _no_matrix(job: Import, url: str, kind: object) -> MatrixError:
 class _ArrayStream:
     """An array of one dimension in Zarr, read in order: each Zarr chunk is decoded once.
 
-    `width` numbers are an element (two for Binsparse's complex numbers).
+    `width` numbers are an element (two for Binsparse's complex numbers). `is_zero` says that all elements must be zero,
+    so that Zarr chunks may be missing: Zarr leaves out those of zeros.
     """
 
     array: ChunkedArray
     dtype: np.dtype[Any]
     width: int = 1
+    is_zero: bool = False
 
     def __post_init__(self) -> None:
+        if self.array.length % self.width:
+            raise MatrixError(
+                f"{self.array.url}: array '{self.array.name}' has {self.array.length:,} parts of complex numbers, an "
+                f"odd number; write it again"
+            )
         self.shape: tuple[int, ...] = (self.array.length // self.width,)
         self._next = 0
         self._held = np.empty(0, self.array.dtype)
@@ -154,12 +161,16 @@ class _ArrayStream:
         wanted, chunk = count * self.width, self.array.chunk
         if (missing := wanted - len(self._held)) > 0:
             stop = min(-(-(self._next + missing) // chunk) * chunk, self.array.length)
-            self._held = np.concatenate([self._held, self.array.read(self._next, stop)])
+            self._held = np.concatenate([self._held, self._decoded(self._next, stop)])
             self._next = stop
         found, self._held = self._held[:wanted], self._held[wanted:].copy()
-        if self.width > 1 or self.dtype.kind == "b":
-            return np.ascontiguousarray(found.astype(found.dtype.newbyteorder("="), copy=False)).view(self.dtype)
-        return found.astype(self.dtype, copy=False)
+        return np.ascontiguousarray(found).view(self.dtype) if self.width > 1 else found.astype(self.dtype, copy=False)
+
+    def _decoded(self, first: int, last: int) -> ValueArray:
+        chunk = self.array.chunk
+        if self.is_zero and not any(self.array.files.exists(k) for k in range(first // chunk, -(-last // chunk))):
+            return np.zeros(last - first, self.array.dtype)
+        return self.array.read(first, last)
 
 
 class _OneValue:
@@ -183,6 +194,8 @@ def _import_compressed(job: Import, url: str, kind: str) -> None:
             array = groups.array_of(url, name, members[name], (), groups.table_digest(attributes, name))
         found[name] = _ArrayStream(array, check_numbers(array.dtype, url, name, kinds))
     shape = job.shape(_numbers(attributes.get("shape")))
+    found["indptr"].is_zero = found["indices"].shape == (0,)
+    found["indices"].is_zero = shape[1 if kind == "csr_matrix" else 0] == 1
     _check_size(job, url, [stream.array for stream in found.values()])
     named = replace(job, names=names_of(url, groups.facts_of(attributes), shape))
     job.reading.found.append(kind)
@@ -210,22 +223,24 @@ def _import_binsparse(job: Import, url: str, given: object) -> None:
     name, types = str(header.get("format")), header.get("data_types")
     if name not in BINSPARSE or not isinstance(types, Mapping):
         raise MatrixError(f"{url}: Binsparse of format {one_line(name, 40)} is not read; write it as CSR, CSC or COO")
-    if header.get("fill"):
-        raise MatrixError(f"{url}: Binsparse with a fill value is not read; write it without")
+    if header.get("fill") and not _is_zero(_binsparse_values(url, "fill_value", types, (1,))):
+        raise MatrixError(f"{url}: what is not stored has another value than 0 (fill_value); write it with 0")
     if header.get("structure"):
         raise MatrixError(
             f"{url}: Binsparse of structure {one_line(header['structure'], 40)} is not read; write all entries"
         )
     shape, count = job.shape(_numbers(header.get("shape"))), header.get("number_of_stored_values")
-    first, second, axis = BINSPARSE[name]
-    pointers, indices = (_binsparse_indices(url, each) for each in (first, second))
-    values = _binsparse_values(url, types.get("values"), indices.shape)
+    first, axis = BINSPARSE[name]
+    pointers, indices = (_binsparse_indices(url, each) for each in (first, "indices_1"))
+    values = _binsparse_values(url, "values", types, indices.shape)
     if count != indices.shape[0]:
         raise MatrixError(f"{url}: states {one_line(count, 30)} values and holds {indices.shape[0]:,}; write it again")
     _check_size(job, url, [each.array for each in (pointers, indices, values) if isinstance(each, _ArrayStream)])
     job.reading.found.append(f"Binsparse {name}")
     if first == "indices_0":
-        job.sort(coordinate_batches(pointers, indices, values, shape, url), shape, values.dtype, indices.shape[0])
+        rising = _RisingStream(pointers, f"{url}: Binsparse {name} is sorted by {axis}, and this is not")
+        rows, columns = (rising, indices) if axis == "rows" else (indices, rising)
+        job.sort(coordinate_batches(rows, columns, values, shape, url), shape, values.dtype, indices.shape[0])
         return
     arrays = Arrays(pointers, indices, values, url)
     (import_by_rows if axis == "rows" else import_by_columns)(job, shape, arrays)
@@ -250,10 +265,27 @@ def _binsparse_indices(url: str, name: str) -> _ArrayStream:
     return _ArrayStream(array, check_numbers(array.dtype, url, name, "iu"))
 
 
-def _binsparse_values(url: str, spelled: object, shape: tuple[int, ...]) -> _ArrayStream | _OneValue:
+class _RisingStream:
+    """Indices that must rise: a writer once put rows in the place of columns, and their order shows it."""
+
+    def __init__(self, stream: _ArrayStream, problem: str) -> None:
+        self.stream, self.problem, self.shape, self.dtype, self._last = stream, problem, stream.shape, stream.dtype, 0
+
+    def read(self, count: int) -> ValueArray:
+        """Return the next `count` elements."""
+        found = self.stream.read(count)
+        if len(found) and (found[0] < self._last or np.any(found[1:] < found[:-1])):
+            raise MatrixError(f"{self.problem}; rows and columns may be in each other's place: write it as CSR")
+        self._last = found[-1] if len(found) else self._last
+        return found
+
+
+def _binsparse_values(
+    url: str, name: str, types: Mapping[str, Any], shape: tuple[int, ...]
+) -> _ArrayStream | _OneValue:
     """Return the values as their type says: numbers, bool as bytes, complex as pairs, or one for all."""
-    array = _array_in(url, "values")
-    dtype = check_numbers(array.dtype, url, "values", "biufc")
+    array, spelled = _array_in(url, name), types.get(name)
+    dtype = check_numbers(array.dtype, url, name, "biufc")
     one_for_all = re.fullmatch(r"iso\[(.*)\]", str(spelled))
     text = str(spelled) if one_for_all is None else one_for_all[1]
     if text == "bint8" and dtype.itemsize == 1:
@@ -271,6 +303,13 @@ def _binsparse_values(url: str, spelled: object, shape: tuple[int, ...]) -> _Arr
             f"{url}: values of type {one_line(spelled, 40)} are {stream.shape[0]:,}, not one; write it again"
         )
     return _OneValue(stream.read(1), shape)
+
+
+def _is_zero(value: _ArrayStream | _OneValue) -> bool:
+    """Whether a stored value is zero, whose Zarr chunk may be missing."""
+    if isinstance(value, _ArrayStream):
+        value.is_zero = True
+    return bool(value.shape == (1,) and value.read(1)[0] == 0)
 
 
 def _array_in(url: str, name: str) -> ChunkedArray:
