@@ -87,7 +87,8 @@ def import_matrix(
     ----------
     source : str or Path
         A path or fsspec URL, whose ending says its format; ``FILE::PATH`` names a matrix inside a file that may hold
-        several, as in ``cells.h5ad::layers/counts``; a Zarr group of another program is taken too. ``"-"`` is standard input, with `format`.
+        several, as in ``cells.h5ad::layers/counts``; a group or an array of Zarr that another program wrote is taken
+        too. ``"-"`` is standard input, with `format`.
     target : str or Path
         A path or fsspec URL; gets the matrix when all is written.
     overwrite, steal : bool
