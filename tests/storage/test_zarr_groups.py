@@ -68,6 +68,7 @@ def test_members_are_imported_with_names(tmp_path, version, member):
 
 def test_what_was_read_is_said(tmp_path, caplog):
     write_cells(tmp_path / "cells.zarr")
+    caplog.set_level("WARNING", "spdist")
     m = import_matrix(tmp_path / "cells.zarr", tmp_path / "A.zarr")
     line = "read as Zarr; matrix X; csc_matrix; names of rows and columns; left out: layers/csr"
     assert m.facts["provenance"]["read"] == line
