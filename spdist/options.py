@@ -158,13 +158,14 @@ class OutputOptions:
 
     Attributes
     ----------
-    resume, overwrite, steal, check : bool
+    resume, overwrite, steal, names, check : bool
     record, report : str or Path, optional
     """
 
     resume: bool = False
     overwrite: bool = False
     steal: bool = False
+    names: bool = True
     check: bool = False
     record: str | Path | None = None
     report: str | Path | None = None
@@ -234,11 +235,12 @@ class GridKeywords(TypedDict, total=False):
 
 
 class TargetKeywords(TypedDict, total=False):
-    """Treatment of an existing C."""
+    """Treatment of an existing C, and whether C gets names."""
 
     resume: bool
     overwrite: bool
     steal: bool
+    names: bool
 
 
 class SpgemmKeywords(ProductKeywords, total=False):
@@ -374,7 +376,7 @@ def lists(keywords: type) -> Callable[[Function], Function]:
     >>> @lists(TargetKeywords)
     ... def store(url, **keywords): ...
     >>> print(inspect.signature(store))
-    (url, *, resume: 'bool' = False, overwrite: 'bool' = False, steal: 'bool' = False)
+    (url, *, resume: 'bool' = False, overwrite: 'bool' = False, steal: 'bool' = False, names: 'bool' = True)
     """
 
     def decorate(function: Function) -> Function:
@@ -458,7 +460,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     ... def store(url, **keywords):
     ...     return options_of(store, keywords, OutputOptions)
     >>> store("C.zarr", resume=True)
-    (OutputOptions(resume=True, overwrite=False, steal=False, check=False, record=None, report=None),)
+    (OutputOptions(resume=True, overwrite=False, steal=False, names=True, check=False, record=None, report=None),)
     >>> store("C.zarr", again=True)
     Traceback (most recent call last):
         ...

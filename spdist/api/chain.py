@@ -21,6 +21,7 @@ from spdist.jobs.target import check_target, reserve_target
 from spdist.kernels.cpu import multiply as cpu
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.dtypes import index_dtype, result_dtype
+from spdist.matrices.other_objects import refuse_other_objects
 from spdist.options import (
     DEFAULT_MEMORY_LIMIT,
     ChainKeywords,
@@ -33,6 +34,9 @@ from spdist.options import (
 from spdist.storage import locations
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.names.anndata_frames import check_axes
+from spdist.storage.names.names import NO_NAMES, AxisNames
+from spdist.storage.names.of_matrix import names_for
 
 logger = logging.getLogger("spdist")
 
@@ -50,7 +54,7 @@ def multi_matmul(matrices: Sequence[Any], out: str | Path | None = None, **keywo
         At least two; all in memory, or all stored.
     out : str or Path, optional
         Where to store the product; required for stored matrices.
-    engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal
+    engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal, names
         As in `multiply`.
 
     Returns
@@ -117,9 +121,12 @@ def multiply_chain(
     """
     if len(matrices) < 2:
         raise InputError(f"a chain of {counted(len(matrices), 'matrix')}: pass two at least")
+    refuse_other_objects(*matrices)
     in_memory = {bool(sp.issparse(m)) for m in matrices}
     if len(in_memory) > 1:
         raise InputError("some matrices are in memory and others stored: store all with spdist.save, or open all")
+    if out is not None and in_memory == {True}:
+        check_axes(locations.normalise(out), (matrices[0].shape[0], matrices[-1].shape[1]))
     if in_memory == {True}:
         c = _multiply_scipy(matrices)
         return c if out is None else save(out, c, overwrite=output.overwrite, steal=output.steal)
@@ -130,13 +137,15 @@ def multiply_chain(
     logger.info("order %s, about %s products", chain.order, f"{chain.products:,}")
     limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)
     target = locations.normalise(out)
+    check_axes(target, (stored[0].full_shape[0], stored[-1].full_shape[1]))
     if len(stored) > 2 and _estimate_bytes(stored, chain) <= in_memory_share * limit:
         replace_old = output.overwrite or output.resume
         check_target(target, overwrite=replace_old)  # refuses before anything is computed
         with hold_target(target, steal=output.steal):
             reserve_target(target, overwrite=replace_old)
             held = [m.rows(0, m.nrows).to_scipy() for m in stored]
-            rows, columns = stored[0].row_names, stored[-1].column_names
+            names = AxisNames(stored[0].names.rows, stored[-1].names.columns) if output.names else NO_NAMES
+            rows, columns = (one if one is None else one.to_array() for one in names_for(target, names))
             c = _multiply_in_memory(chain.order, held)
             return save(out, c, row_names=rows, column_names=columns, overwrite=replace_old)
     check_target(target, overwrite=output.overwrite or output.resume)
@@ -179,7 +188,7 @@ def _multiply_stored(
         if isinstance(part, int):
             return matrices[part]
         left, right = (make(one, _place_of_part(out, first_of(one), last_of(one))) for one in part)
-        how = output if place == out else OutputOptions(resume=True)
+        how = output if place == out else OutputOptions(resume=True, names=output.names)
         multiply((left, right), place, ProductOptions(), execution, how)
         if place != out:
             partial.append(place)

@@ -35,6 +35,7 @@ class ElementwiseKeywords(TypedDict, total=False):
 
     overwrite: bool
     steal: bool
+    names: bool
 
 
 @lists(ElementwiseKeywords)
@@ -51,7 +52,7 @@ def ewise_add(
         Where to store the sum.
     semiring : str or Semiring
         Its addition is used where both have an entry: "min_plus" keeps the smaller value, "max_plus" the larger.
-    overwrite, steal
+    overwrite, steal, names
         As in `multiply`.
 
     Returns
@@ -88,7 +89,7 @@ def ewise_mult(a: Any, b: Any, out: str | Path, **keywords: Unpack[ElementwiseKe
 
     Parameters
     ----------
-    a, b, out, overwrite, steal
+    a, b, out, overwrite, steal, names
         As for `ewise_add`.
 
     Returns
@@ -133,7 +134,7 @@ def apply(
         Where to store the result.
     epilogue, threshold, top_n
         As in `spgemm`, in this order.
-    overwrite, steal
+    overwrite, steal, names
         As for `ewise_add`.
 
     Returns
@@ -184,8 +185,8 @@ def _stored(
 ) -> StoredMatrix:  # fmt: skip
     """Store rows as a matrix that has the columns of another and its names, or other names where it has none."""
     overwrite, steal = keywords.get("overwrite", False), keywords.get("steal", False)
-    with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
-        names = names_for(stage.target, like.names.filled(other))
+    with staged_matrix(out, overwrite=overwrite, steal=steal, shape=like.shape) as stage:
+        names = names_for(stage.target, like.names.filled(other)) if keywords.get("names", True) else NO_NAMES
         writer = MatrixWriter(stage.url, like.ncols, dtype, {"provenance": {"command": command}}, names)
         for rows in parts:
             writer.append(rows)

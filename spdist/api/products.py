@@ -148,7 +148,7 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
         or as the sparse dataset of a backed AnnData. A Dask array is stored next to `out` while the product runs.
     out : str or Path, optional
         Where to store C; required for stored operands and Dask arrays.
-    engine, memory_limit, host_limit, grid, workers, scheduler, security, resume, overwrite, steal
+    engine, memory_limit, host_limit, grid, workers, scheduler, security, resume, overwrite, steal, names
         As in `multiply`. For matrices in memory only `engine`, `overwrite` and, on GPUs, `memory_limit` count.
     semiring, mask, complement, triangle, epilogue, threshold, top_n, axis
         As in `spgemm`.
@@ -248,6 +248,9 @@ def multiply(
     steal : bool
         Take over from a run on another host that writes C and had no heartbeat for a minute. The run of a process
         on this host that is dead is taken over without; a run that lives never is.
+    names : bool
+        Whether C gets the names of A's rows and B's columns. Names in an AnnData that cannot be read are left out with
+        a warning; damaged names of a matrix of spdist's are an error.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
         Changes to each row while it is made, as in `spgemm`; the mask is stored. Not with engine "scipy". If the grid
         cuts the inner dimension, the semiring adds partial products before rows are cut.

@@ -51,7 +51,7 @@ def cooccurrence(
         Store each pair once, above the diagonal.
     check : bool
         Verify a stored C at the end.
-    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal
+    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal, names
         As in `multiply`.
 
     Returns

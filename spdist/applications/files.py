@@ -36,19 +36,22 @@ def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
         If the format of a file is not known, or a matrix should be read as a file.
     """
     read = select(keywords, FileKeywords)
+    how = {name: value for name, value in read.items() if value != FILE_DEFAULTS[name]}
     if isinstance(operand, str | Path):
         given, _ = parted(str(operand))
         path = given if given == STANDARD_INPUT else locations.normalise(given)
         is_file = path == STANDARD_INPUT or (locations.is_local(path) and locations.local_path(path).is_file())
         try:
-            return format_of(path, str(operand), read.get("format"))
+            kind = format_of(path, str(operand), read.get("format"))
+            is_opened = ".zarr" in kind.endings and not how.keys() & {"format", *kind.takes}
+            if not is_opened:
+                return kind
         except InputError:
             if is_file or read.get("format") is not None:
                 raise
-    for name, value in read.items():
-        if value != FILE_DEFAULTS[name]:
-            shown = operand if isinstance(operand, str | Path) else "the operand"
-            raise InputError(f"{name}={value!r}: {shown} is no file to be read, but a matrix already; leave it out")
+    for name, value in how.items():
+        shown = operand if isinstance(operand, str | Path) else "the operand"
+        raise InputError(f"{name}={value!r}: {shown} is no file to be read, but a matrix already; leave it out")
     return None
 
 

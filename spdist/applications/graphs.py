@@ -130,8 +130,8 @@ def _checked(path: str, edges: Entries, names: Sequence[str]) -> Graph:
 
 def _own_names(matrix: Any) -> Sequence[str] | None:
     """Return the names of a stored matrix' rows, if they have any."""
-    names = matrix.row_names if isinstance(matrix, StoredMatrix) else None
-    return None if names is None else list(names)
+    names = matrix.names.readable().rows if isinstance(matrix, StoredMatrix) else None
+    return None if names is None else list(names.to_array())
 
 
 def _names(labels: str | Path, matrix: Any) -> Sequence[str]:

@@ -78,7 +78,7 @@ def markov_clustering(
         a stored matrix have the names of its rows.
     on_step : callable, optional
         Called after each step as ``on_step(step, facts)``, with ``entries`` and ``chaos``.
-    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, steal
+    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, steal, names
         As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit`, unless workers or a scheduler are
         named; with "cuda" on the GPU if they cannot outgrow half of its limit, else on the host within `host_limit`.
         Those of SciPy's matrices always stay in memory.
@@ -135,7 +135,7 @@ def markov_clustering(
             where = stack.enter_context(kept_workers(keywords))
             stored = _StoredWalks(Steps(locations.normalise(out), identity), rules, {**where, "callbacks": callbacks})
             found = stored.cluster(loaded.matrix, resume=keywords.get("resume", False))
-        clustering = replace(found, names=loaded.names)
+        clustering = replace(found, names=loaded.names if keywords.get("names", True) else None)
         if place is not None:
             clustering.write_lines(place)
         return clustering

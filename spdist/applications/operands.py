@@ -18,6 +18,7 @@ from spdist.options import ApplicationKeywords
 from spdist.storage import locations
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
+from spdist.storage.names.names import NO_NAMES
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
@@ -154,9 +155,9 @@ def mode_of(keywords: ApplicationKeywords) -> Mode:
 
 
 def copy_of(
-    m: StoredMatrix, place: str, change: Callable[[int, CSR], CSR], dtype: np.dtype[Any], **facts: str
+    m: StoredMatrix, place: str, change: Callable[[int, CSR], CSR], dtype: np.dtype[Any], names: bool, **facts: str
 ) -> StoredMatrix:
-    """Store a matrix with its names and each of its rows changed, some rows at a time.
+    """Store a matrix with each of its rows changed, some rows at a time.
 
     Parameters
     ----------
@@ -166,6 +167,8 @@ def copy_of(
     change : callable
         Takes the number of the first row, and rows; returns as many rows, canonical, of `dtype`.
     dtype : dtype
+    names : bool
+        Whether the copy has the names of the matrix.
     **facts : str
         Kept with the copy.
 
@@ -173,7 +176,8 @@ def copy_of(
     -------
     StoredMatrix
     """
-    writer = MatrixWriter(place, m.ncols, dtype, dict(facts), names_for(place, m.names))
+    carried = names_for(place, m.names) if names else NO_NAMES
+    writer = MatrixWriter(place, m.ncols, dtype, dict(facts), carried)
     for start, rows in parts(m):
         writer.append(change(start, rows))
     return writer.close()

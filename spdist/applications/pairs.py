@@ -15,6 +15,7 @@ from spdist.matrices.csr import CSR
 from spdist.options import ApplicationKeywords, TargetKeywords, WhereKeywords, select
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import StoredMatrix
+from spdist.storage.names.anndata_frames import check_axes
 
 Change = Callable[[CSR], CSR]
 
@@ -45,7 +46,9 @@ def multiply_pairs(
     csr_array or Report
         In memory if the matrix is; the report of a stored C.
     """
-    itself = sp.eye_array(matrix.shape[1 if by_columns else 0], dtype=bool).tocsr()
+    count = int(matrix.shape[1 if by_columns else 0])
+    check_axes(place, (count, count))
+    itself = sp.eye_array(count, dtype=bool).tocsr()
     side = {"transpose_a" if by_columns else "transpose_b": True}
     every = {**options, **side, "complement": True, **select(keywords, WhereKeywords)}
     if not isinstance(matrix, StoredMatrix):
@@ -57,5 +60,5 @@ def multiply_pairs(
         rows = matrix
         if change is not None:
             changed, dtype = change
-            rows = copy_of(matrix, copy, lambda _, m: changed(m), dtype)
+            rows = copy_of(matrix, copy, lambda _, m: changed(m), dtype, keywords.get("names", True))
         return api.multiply(rows, rows, place, mask=api.save(mask, itself), **every)

@@ -28,6 +28,7 @@ from spdist.options import (
     select,
 )
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.names.anndata_frames import check_axes
 
 ROUNDINGS = 1000
 """Number of roundings by which a path may become shorter without counting as changed."""
@@ -60,7 +61,7 @@ def shortest_paths(
         Most edges of a path; by default any number.
     on_step : callable, optional
         Called after each step as ``on_step(step, facts)``, with ``hops`` and ``pairs``.
-    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, overwrite, steal
+    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, overwrite, steal, names
         As in `multiply`. The engine is not "scipy".
     resume : bool
         Go on with the steps that an earlier call left that was stopped. A file is imported again.
@@ -106,6 +107,7 @@ def shortest_paths(
         place = place_of_result(out, matrix, "paths")
         check_square(matrix)
         first = None if sources is None else _rows_of(sources, matrix)
+        check_axes(place, (matrix.shape[0] if first is None else len(first), matrix.shape[0]))
         check_values(matrix, lambda x: x >= 0, "lengths of 0 and more")  # NaN is neither
         if not isinstance(matrix, StoredMatrix):
             found = _in_memory(matrix, first, hops, on_step, keywords)
@@ -113,7 +115,8 @@ def shortest_paths(
         identity = f"shortest_paths {matrix.fingerprint()} {first} {hops}"
         with held(place, keywords) as target, kept_workers(keywords) as where:
             steps, resume = Steps(target, identity), keywords.get("resume", False)
-            last = _stored(matrix, first, hops, steps, resume, on_step, {**where, "callbacks": callbacks})
+            more = {**where, "callbacks": callbacks, "names": keywords.get("names", True)}
+            last = _stored(matrix, first, hops, steps, resume, on_step, more)
             put_in_place(steps.place(last), target)
             steps.remove()
     return open_matrix(target)
@@ -197,13 +200,13 @@ def _stored(
     """
 
     def write(place: str, facts: dict[str, str]) -> None:
-        copy_of(matrix, place, _with_loops, matrix.dtype, **facts)
+        copy_of(matrix, place, _with_loops, matrix.dtype, options["names"], **facts)
 
     first = 0 if sources is None else 1
     last = steps.begin(write, resume=resume)
     if last < first:
-        names = matrix.row_names
-        named = None if names is None else names[list(sources or ())]
+        names = matrix.names.readable().rows if options["names"] else None
+        named = None if names is None else names.to_array()[list(sources or ())]
         api.save(steps.place(1), _first_rows(matrix.nrows, sources or (), matrix.dtype), row_names=named)
         last = 1
     for step, (done, doubles) in enumerate(_schedule(sources, hops), first + 1):

@@ -48,7 +48,7 @@ def similarity(
         Inner products of rows, with rows scaled to length 1 first for the cosine.
     check : bool
         Verify a stored C at the end.
-    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal
+    callbacks, engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal, names
         As in `multiply`.
     format, header, columns, separator, quotes, allow_nan, orient, dense
         As in `import_matrix`: how to read a file.

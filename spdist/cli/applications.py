@@ -12,6 +12,7 @@ from spdist.cli.options import (
     STEAL,
     add_engine_options,
     add_file_options,
+    add_names,
     add_scheduler_options,
     add_workers,
     count_of,
@@ -112,6 +113,7 @@ def _add_steps(sub: argparse.ArgumentParser, target: str) -> None:
     mode.add_argument("--resume", action="store_true", help="go on with the step where an earlier run was stopped")
     mode.add_argument("--overwrite", action="store_true", help=f"replace {target} once the new one is whole")
     sub.add_argument("--steal", action="store_true", help=STEAL)
+    add_names(sub)
 
 
 def _add_stored(sub: argparse.ArgumentParser) -> None:
@@ -120,6 +122,7 @@ def _add_stored(sub: argparse.ArgumentParser) -> None:
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
     sub.add_argument("--steal", action="store_true", help=STEAL)
+    add_names(sub)
     _add_where(sub)
 
 
@@ -136,7 +139,7 @@ def _where(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _target(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("resume", "overwrite", "steal")}
+    return {name: getattr(args, name) for name in ("resume", "overwrite", "steal", "names")}
 
 
 def _stored(function: Any, args: argparse.Namespace, given: dict[str, Any]) -> int:

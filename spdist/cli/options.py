@@ -123,6 +123,13 @@ def add_multiply_options(sub: argparse.ArgumentParser) -> None:
     mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
     mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
     sub.add_argument("--steal", action="store_true", help=STEAL)
+    add_names(sub)
+
+
+def add_names(sub: argparse.ArgumentParser) -> None:
+    """Add ``--no-names``."""
+    text = "the result gets no names of rows and columns"
+    sub.add_argument("--no-names", dest="names", action="store_false", help=text)
 
 
 def add_verify_options(sub: argparse.ArgumentParser) -> None:

@@ -85,6 +85,7 @@ def _multiply(args: argparse.Namespace) -> int:
             security=security_of(args),
             resume=args.resume,
             **mode_of(args),
+            names=args.names,
             check=args.verify,
             record=args.record,
             report=args.report,

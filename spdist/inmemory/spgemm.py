@@ -20,6 +20,7 @@ from spdist.kernels.product_spec import ProductSpec, is_by_columns
 from spdist.kernels.semirings import find, transposed
 from spdist.matrices.checks import check_mask_shape, check_product_shapes
 from spdist.matrices.csr import from_scipy
+from spdist.matrices.other_objects import refuse_other_objects
 from spdist.matrices.vbr import VBR
 from spdist.options import InMemoryOptions, ProductOptions, SpgemmKeywords, lists, options_of
 
@@ -168,6 +169,7 @@ def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions) 
         As `spgemm`.
     """
     check_count("threads", options.threads, "one per core")
+    refuse_other_objects(a, b, product.mask)
     if torch_tensors.is_tensor(a) or torch_tensors.is_tensor(b):
         return torch_tensors.multiply(a, b, product, lambda a, b, product: multiply(a, b, product, options))
     if is_by_columns(product.axis, product.top_n, product.epilogue):

@@ -155,8 +155,9 @@ def from_dask(x: Array, url: str | Path, *, overwrite: bool = False, steal: bool
         )
     if any(math.isnan(width) for width in x.chunks[1]):
         raise InputError("the columns of the Dask array are of unknown number: x.compute_chunk_sizes() finds it")
-    dtype = check_dtype(np.dtype(x.dtype))
-    with staged_matrix(url, overwrite=overwrite, steal=steal) as stage:
+    dtype = check_dtype(np.dtype(x.dtype).newbyteorder("="))
+    shape = None if math.isnan(x.shape[0]) else (int(x.shape[0]), int(x.shape[1]))
+    with staged_matrix(url, overwrite=overwrite, steal=steal, shape=shape) as stage:
         writer = MatrixWriter(stage.url, x.shape[1], dtype, {"provenance": {"command": "from_dask"}})
         for found in _computed(x):
             writer.append(from_scipy(_side_by_side(found, x.chunks[1], dtype)))
@@ -197,5 +198,5 @@ def _csr(block: Any) -> Any:
         found: Any = block
         return found.tocsr()
     if isinstance(block, np.ndarray) and block.ndim == 2:
-        return scipy.sparse.csr_array(block)
+        return scipy.sparse.csr_array(block.astype(block.dtype.newbyteorder("="), copy=False))
     raise MatrixError(f"a block of the Dask array is a {type(block).__name__}, no matrix")

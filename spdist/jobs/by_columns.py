@@ -82,6 +82,7 @@ def _transposed_request(request: Request, place: str, stack: contextlib.ExitStac
         b=request.a,
         transpose_a=not request.transpose_b,
         transpose_b=not request.transpose_a,
+        names=request.names.T,
     )
     ready = stack.enter_context(swapped.transposed())
     spec, grid = request.spec, request.execution.grid

@@ -243,12 +243,12 @@ def prepare(request: Request) -> Job | Report:
     check_values(execution.engine, spec.dtype(a, b))
     planning = replace(request_of(a, b, spec, execution), to_objects=locations.in_object_store(request.target))
     check_target(request.target, overwrite=request.output.overwrite)
-    return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts, _names_of_product(request))
+    return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts, _names(request))
 
 
-def _names_of_product(request: Request) -> AxisNames:
-    """Return the names of A's rows and B's columns; read them once, since C is to be made before they are copied."""
-    names = names_for(request.target, AxisNames(request.a.names.rows, request.b.names.columns))
+def _names(request: Request) -> AxisNames:
+    """Return the names of C; they are read once, since C is to be made before they are copied."""
+    names = names_for(request.target, request.names)
     names.check()
     return names
 
@@ -282,7 +282,7 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
         plan = plan.through_gpu(parse_bytes(execution.memory_limit))
     _check_still_fits(plan, place, execution)
     planning = PlanRequest(request.a, request.b, plan.engine, plan.memory_limit, plan.host_limit, spec=request.spec)
-    return Job(PlanSource(planning, plan), request.target, place, False, facts, _names_of_product(request))
+    return Job(PlanSource(planning, plan), request.target, place, False, facts, _names(request))
 
 
 def _complete_replacement(place: str, target: str) -> None:

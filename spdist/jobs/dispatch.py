@@ -19,6 +19,7 @@ from spdist.options import ExecutionOptions, InMemoryOptions, OutputOptions, Pro
 from spdist.storage import locations
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import open_matrix
+from spdist.storage.names.anndata_frames import check_axes
 
 logger = logging.getLogger("spdist")
 
@@ -63,6 +64,8 @@ def matmul(
         return _multiply_dask_arrays(operands, out, product, execution, output)
     operands, product = resolved(operands, product)
     if are_in_memory(*operands, product.mask):
+        if out is not None:
+            check_axes(locations.normalise(out), _shape_of_product(*operands, product))
         c = _multiply_in_memory(*operands, product, execution)
         return c if out is None else save(out, c, overwrite=output.overwrite, steal=output.steal)
     if out is None:
@@ -71,6 +74,12 @@ def matmul(
 
     multiply(operands, out, product, execution, output)
     return open_matrix(out)
+
+
+def _shape_of_product(a: Any, b: Any, product: ProductOptions) -> tuple[int, int]:
+    """Return the shape of the product of two matrices in memory."""
+    rows = a.shape[1 if product.transpose_a else 0]
+    return int(rows), int(b.shape[0 if product.transpose_b else 1])
 
 
 def _multiply_dask_arrays(

@@ -20,6 +20,8 @@ from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage import locations
 from spdist.storage.foreign.parents import tell_parents
+from spdist.storage.names.anndata_frames import check_axes
+from spdist.storage.names.names import NO_NAMES, AxisNames
 
 
 def multiply(
@@ -82,16 +84,14 @@ def _multiply(
     execution.check()
     by_columns = is_by_columns(product.axis, product.top_n, product.epilogue)
     spec = stored_spec(product)
-    request = Request(
-        *open_factors(*operands),
-        locations.normalise(target),
-        spec,
-        execution,
-        output,
-        callbacks,
-        product.transpose_a,
-        product.transpose_b,
-    )
+    a, b = open_factors(*operands)
+    flags = product.transpose_a, product.transpose_b
+    left, right = (m.names.T if flag else m.names for m, flag in zip((a, b), flags, strict=True))
+    names = AxisNames(left.rows, right.columns) if output.names else NO_NAMES
+    request = Request(a, b, locations.normalise(target), spec, execution, output, callbacks, *flags, names)
+    shapes = (m.full_shape[::-1] if flag else m.full_shape for m, flag in zip((a, b), flags, strict=True))
+    (nrows, _), (_, ncols) = shapes
+    check_axes(request.target, (nrows, ncols), "csr_matrix" if a.blocksize is None else "bsr_matrix")
     report = multiply_by_columns(request) if by_columns else multiply_by_rows(request, begin)
     tell_parents(request.target)
     return replace(report, seconds=time.perf_counter() - begin) if by_columns and report.blocks else report

@@ -14,6 +14,7 @@ from spdist.interop.dask_arrays import is_dask_array
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy, is_scipy
+from spdist.matrices.other_objects import refuse_other_objects
 from spdist.options import ProductOptions
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, Transposed, open_matrix
@@ -32,6 +33,7 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
     InputError
         If the matrix is in memory.
     """
+    refuse_other_objects(matrix)
     if isinstance(matrix, Transposed):
         raise InputError(
             f"the transpose of {matrix.matrix.url} is not stored: multiply, matmul and verify take it, or store it "
@@ -130,6 +132,7 @@ def are_in_memory(a: object, b: object, mask: object) -> bool:
     >>> are_in_memory(a, a, None), are_in_memory("A.zarr", "B.zarr", None)
     (True, False)
     """
+    refuse_other_objects(a, b, mask)
     a, b, mask = (place_of(m.matrix if isinstance(m, Transposed) else m) for m in (a, b, mask))
     for m in (a, b, mask):
         if not (m is None or isinstance(m, BSR | StoredMatrix | str | Path) or is_scipy(m)):

@@ -14,6 +14,7 @@ from spdist.jobs.report import Callbacks
 from spdist.jobs.target import check_apart, check_file, check_target
 from spdist.options import ExecutionOptions, OutputOptions
 from spdist.storage.matrix import StoredMatrix
+from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.storage.product_spec import StoredProductSpec
 
 
@@ -33,6 +34,8 @@ class Request:
     callbacks : Callbacks
     transpose_a, transpose_b : bool
         Whether A and B are still to be transposed.
+    names : AxisNames
+        Of the rows and columns of C, unread.
     """
 
     a: StoredMatrix
@@ -44,6 +47,7 @@ class Request:
     callbacks: Callbacks
     transpose_a: bool = False
     transpose_b: bool = False
+    names: AxisNames = NO_NAMES
 
     @property
     def may_replace(self) -> bool:

@@ -56,7 +56,7 @@ def save(
     names = AxisNames(rows, columns)
     names.check()
     facts = {"provenance": {"command": "save"}}
-    with staged_matrix(url, overwrite=overwrite, steal=steal) as stage:
+    with staged_matrix(url, overwrite=overwrite, steal=steal, shape=(m.nrows * r, m.ncols * s)) as stage:
         writer = MatrixWriter(stage.url, m.ncols, m.dtype, facts, names_for(stage.target, names))
         writer.append(m)
         writer.close()

@@ -13,7 +13,7 @@ import numpy as np
 
 from spdist.errors import MatrixError
 from spdist.matrices.checks import check_structure, is_canonical
-from spdist.matrices.csr import CSR, is_scipy
+from spdist.matrices.csr import CSR, in_native_order, is_scipy
 from spdist.matrices.dtypes import (
     IndexArray,
     Int64Array,
@@ -160,6 +160,7 @@ def from_scipy(matrix: scipy.sparse.bsr_array | scipy.sparse.bsr_matrix) -> BSR:
     """
     if not is_scipy_bsr(matrix):
         raise MatrixError(f"expected a scipy.sparse block matrix, got {type(matrix).__name__}")
+    matrix = in_native_order(matrix)
     check_dtype(matrix.dtype)
     check_structure(_arrays(matrix).pattern(np.empty(len(matrix.indices), np.bool_)))
     if is_canonical(_arrays(matrix).pattern(np.empty(len(matrix.indices), np.bool_))):

@@ -26,6 +26,7 @@ from spdist.matrices.dtypes import (
     index_dtype,
     number_dtype,
 )
+from spdist.matrices.other_objects import refuse_other_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,11 @@ def from_scipy(matrix: Any, threads: int | None = None) -> CSR:
     return replace(out, indices=converted(out.indices, index_dtype(out.ncols), threads))
 
 
+def in_native_order(matrix: Any) -> Any:
+    """Return a SciPy matrix whose values have this machine's byte order: itself, or a copy."""
+    return matrix if matrix.dtype.isnative else matrix.astype(matrix.dtype.newbyteorder("="))
+
+
 def arrays_of(matrix: Any, threads: int | None = None) -> CSR:
     """Return a SciPy sparse matrix or array as a `CSR` without a look at its entries.
 
@@ -188,9 +194,11 @@ def arrays_of(matrix: Any, threads: int | None = None) -> CSR:
     >>> arrays_of(sp.csr_array(([1, 2], [1, 1], [0, 2]), shape=(1, 2))).indices.tolist()
     [1, 1]
     """
+    refuse_other_objects(matrix)
     if not is_scipy(matrix) or matrix.ndim != 2:
         kind = type(matrix).__name__
         raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {kind}")
+    matrix = in_native_order(matrix)
     check_dtype(matrix.dtype)
     m = matrix.tocsr()
     return CSR(converted(m.indptr, np.dtype(np.int64), threads), m.indices, m.data, (int(m.shape[0]), int(m.shape[1])))

@@ -164,9 +164,11 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     number = number_dtype(dtype)
     ok = number.kind in "biu" or number in map(np.dtype, ("f4", "f8", "c8", "c16"))
     if not ok:
+        wider = {2: "float32", 16: "float64"}.get(number.itemsize, "") if number.kind == "f" else ""
+        remedy = f", as a.astype('{wider}') does" if wider else ""
         raise MatrixError(
             f"values of dtype {dtype} cannot be multiplied: convert them to bool, an integer, float32, float64, "
-            f"complex64 or complex128"
+            f"complex64 or complex128{remedy}"
         )
     return dtype
 

@@ -20,7 +20,9 @@ from spdist.inmemory import cupy_operands
 from spdist.kernels.cuda.cuda_graph import Steps
 from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.vector_updates import BEFORE, CHANGED, KEPT, PQ, RR, RZ, updates_of
-from spdist.matrices.dtypes import module_of
+from spdist.matrices.csr import in_native_order
+from spdist.matrices.dtypes import check_dtype, module_of
+from spdist.matrices.other_objects import refuse_other_objects
 from spdist.operators.operator import Operator
 from spdist.operators.partitioned import PartitionedOperator, on_host
 from spdist.operators.prepare import operator
@@ -145,6 +147,7 @@ def conjugate_gradient(
     >>> conjugate_gradient(a, np.ones(3)).x
     array([1.  , 0.5 , 0.25])
     """
+    refuse_other_objects(a)
     if sp.issparse(a) or cupy_operands.is_cupyx(a):
         a = operator(a)
     b, x0, diagonal = (v if v is None or hasattr(v, "dtype") else np.asarray(v) for v in (b, x0, diagonal))
@@ -174,6 +177,10 @@ def pagerank(
     cuda_graph: bool = True,
 ) -> Solution:  # fmt: skip
     """Rank the nodes of a graph in memory; `spdist.pagerank` explains the parameters."""
+    if not isinstance(links, np.ndarray):
+        refuse_other_objects(links)
+    links = in_native_order(links)
+    check_dtype(links.dtype)
     if links.shape[0] != links.shape[1] or not links.shape[0]:
         raise MatrixError(f"a graph's matrix is square and not empty, this is {links.shape[0]:,} x {links.shape[1]:,}")
     if not 0 <= damping < 1:

@@ -17,6 +17,7 @@ from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.storage import groups, locations, lock, notes
 from spdist.storage.foreign.parents import check_parents, tell_parents
 from spdist.storage.matrix import open_matrix
+from spdist.storage.names.anndata_frames import check_axes, frames_around
 
 Progress = Callable[[int, int], None]
 """Called as ``progress(done, total)``."""
@@ -85,7 +86,9 @@ class Stage:
 
 
 @contextmanager
-def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -> Iterator[Stage]:
+def staged_matrix(
+    target: str | Path, *, overwrite: bool, steal: bool = False, shape: tuple[int, int] | None = None
+) -> Iterator[Stage]:
     """Yield a place to write a matrix to; move it to `target` on a normal exit, delete it on any other.
 
     Temporary files are next to a local target, because a disk with room for the matrix has room for them; for a URL
@@ -99,6 +102,9 @@ def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -
         Whether a matrix at `target` may be replaced.
     steal : bool
         As for `hold_target`.
+    shape : (nrows, ncols), optional
+        Of the matrix, in single rows and columns, if it is known: one that does not fit the AnnData around `target` is
+        refused before anything is written, and not only at the end.
 
     Yields
     ------
@@ -107,13 +113,16 @@ def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -
     Raises
     ------
     InputError
-        If `target` exists and `overwrite` is false, or it holds something other than a matrix.
+        If `target` exists and `overwrite` is false, or it holds something other than a matrix; or the matrix does not
+        fit the AnnData around it.
     SpdistError
         If the disk is full.
     """
     url = locations.normalise(target)
     check_parents(url)
     _check_free(url, overwrite, is_matrix=True)
+    if shape is not None:
+        check_axes(url, shape)
     with _clear_errors(url), _scratch(url, overwrite, steal=steal, is_matrix=True) as scratch:
         staged = str(scratch / "whole.zarr") if locations.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
         (scratch / "scratch").mkdir()
@@ -121,6 +130,7 @@ def staged_matrix(target: str | Path, *, overwrite: bool, steal: bool = False) -
         try:
             yield Stage(staged, scratch / "scratch", url)
             _check_free(url, overwrite, is_matrix=True)  # another program may have written it in the meantime
+            _check_fits(url, staged)
             whole = True
             if locations.exists(url):
                 notes.sync_disk(staged)  # the old matrix goes
@@ -254,6 +264,14 @@ def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
     if not is_matrix and not locations.local_path(url).is_file():
         what = "a directory" if locations.local_path(url).is_dir() else "no ordinary file"
         raise InputError(f"{url}: is {what}, so it is not replaced by a file; choose another place")
+
+
+def _check_fits(url: str, staged: str) -> None:
+    """Refuse a finished matrix that does not fit the AnnData around its target."""
+    if frames_around(url) is not None:
+        attributes = groups.read_attributes(staged)
+        rows, columns = attributes.get("shape", (0, 0))
+        check_axes(url, (rows, columns), str(attributes.get("encoding-type")))
 
 
 def is_ours(url: str) -> bool:

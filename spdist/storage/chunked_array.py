@@ -173,7 +173,7 @@ class ChunkedArray:
         if out is not None and not np.shares_memory(found, out):  # a Zarr that allocates its memory in another way
             out[:] = found
         self._require(k0, found, array.metadata.fill_value)
-        return found
+        return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
     def _direct_codec(self, count: int) -> ChunkCodec | None:
         """Return what reads and writes so many Zarr chunks without Zarr; None if Zarr is to do it."""
@@ -561,7 +561,7 @@ def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...]
     document = replace(metadata, shape=(-(-max(array.shape[0], 1) // chunk) * chunk, *size)).to_dict()
     codecs = document.get("codecs") or [{}]
     checked = dict(cast(Any, codecs)[-1]).get("name") == "crc32c"
-    dtype = np.dtype(array.dtype)
+    dtype = np.dtype(array.dtype).newbyteorder("=")
     if size:
         dtype = block_dtype(dtype, (size[0], size[1]))
     found = ChunkedArray(url, name, array.shape[0], chunk, json.dumps(document), checked, dtype, table)

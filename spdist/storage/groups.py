@@ -236,14 +236,29 @@ def _check_is_there(url: str) -> None:
 def _open_group(url: str) -> zarr.Group:
     """Return the group at `url`; raise MatrixError if there is none, or its metadata are damaged."""
     import zarr
-    from zarr.errors import GroupNotFoundError
+    from zarr.errors import ContainsArrayError, GroupNotFoundError
 
     store = locations.open_store(url)
     with clear_zarr_errors(url):
         try:
             return zarr.open_group(store, mode="r", use_consolidated=False)
-        except (GroupNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+        except (GroupNotFoundError, ContainsArrayError, FileNotFoundError, NotADirectoryError) as error:
+            if is_array(url):
+                raise MatrixError(
+                    f"{url}: a dense array, and products read sparse matrices; `spdist import --dense {url} A.zarr` "
+                    f"stores its nonzeros"
+                ) from error
             raise MatrixError(f"{url}: not a Zarr group; convert files with `spdist import`") from error
+
+
+def is_array(url: str) -> bool:
+    """Whether an array of Zarr is at `url`, and no group."""
+    check_metadata_files(url, ())
+    with clear_zarr_errors(url):
+        if locations.has(url, ".zarray"):
+            return True
+        document = json.loads(read_small(url, "zarr.json")) if locations.has(url, "zarr.json") else None
+    return isinstance(document, dict) and document.get("node_type") == "array"
 
 
 def facts_of(attributes: dict[str, Any]) -> dict[str, Any]:

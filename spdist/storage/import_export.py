@@ -4,8 +4,8 @@
 edges and binsparse (a Zarr group as GraphBLAS' specification 0.1 lays it out) are written.
 
 A file that is not stored by rows goes through `spdist.storage.external_sort`. Memory is bounded by 512 MiB, including
-the interpreter and its libraries, or by twenty times the longest row (for CSC, column) if that is more; SciPy reads a
-MATLAB file before 7.3 whole. While entries are sorted, the disk holds 12 to 32 bytes an entry in addition to the matrix.
+the interpreter and its libraries, or by twenty times the longest row (for CSC, column) if that is more; a MATLAB file
+before 7.3 is read whole. While entries are sorted, the disk holds 12 to 32 bytes an entry in addition to the matrix.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def import_matrix(
     ----------
     source : str or Path
         A path or fsspec URL, whose ending says its format; ``FILE::PATH`` names a matrix inside a file that may hold
-        several, as in ``cells.h5ad::layers/counts``. ``"-"`` is standard input, with `format`.
+        several, as in ``cells.h5ad::layers/counts``; a group or an array of Zarr that another program wrote is taken
+        too. ``"-"`` is standard input, with `format`.
     target : str or Path
         A path or fsspec URL; gets the matrix when all is written.
     overwrite, steal : bool

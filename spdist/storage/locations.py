@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
+from spdist.matrices.other_objects import refuse_other_objects
 from spdist.storage.objects import service
 
 if TYPE_CHECKING:
@@ -94,8 +95,9 @@ def normalise(url: str | Path) -> str:
     >>> normalise("memory://A.zarr/")
     'memory://A.zarr'
     """
+    refuse_other_objects(url)
     if not isinstance(url, str | os.PathLike):
-        raise InputError(f"{url!r} is no path and no URL: write for instance 'C.zarr'")
+        raise InputError(f"{one_line(repr(url), 100)} is no path and no URL: write for instance 'C.zarr'")
     text = str(url).rstrip("/") or "/"
     if not is_local(text):
         return text

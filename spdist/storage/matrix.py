@@ -531,8 +531,8 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     kind = str(attributes.get("encoding-type"))
     if kind == "csc_matrix":
         raise MatrixError(
-            f"{url}: stored by columns (csc_matrix), and products read rows; write it as CSR, as with adata.X.tocsr(), "
-            f"or import the .h5ad file, which converts"
+            f"{url}: stored by columns (csc_matrix), and products read rows; `spdist import {url} A.zarr` sorts it "
+            f"into rows"
         )
     needed = {"csr_matrix": {"shape"}, "bsr_matrix": {"shape", "block-size"}}.get(kind)
     if needed is None or needed - set(attributes) or any(name not in members for name in ARRAYS):

@@ -18,7 +18,7 @@ from spdist.storage import locations
 from spdist.storage.atomic_replace import Stage, ignore_progress, staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
-from spdist.storage.names.names import AxisNames
+from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
@@ -29,6 +29,7 @@ def transpose(
     *,
     overwrite: bool = False,
     steal: bool = False,
+    names: bool = True,
     progress: Callable[[int, int], None] = ignore_progress,
     facts: dict[str, Any] | None = None,
 ) -> StoredMatrix:
@@ -44,6 +45,8 @@ def transpose(
         Replace the matrix that is there, once the new one is complete.
     steal : bool
         Take over from a run on another host that writes `out` and had no heartbeat for a minute.
+    names : bool
+        Whether the result gets the names of A's columns and rows.
     progress : callable, optional
         Called with entries read and entries in all.
     facts : dict, optional
@@ -72,9 +75,9 @@ def transpose(
     def transposed(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
         yield Entries(rows.indices, numbers, rows.data)
 
-    shape, names = (matrix.ncols, matrix.nrows), matrix.names.T
-    result = _Result(shape, matrix.nnz, facts or _origin("transpose"), names)
-    with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
+    shape = matrix.ncols, matrix.nrows
+    result = _Result(shape, matrix.nnz, facts or _origin("transpose"), matrix.names.T if names else NO_NAMES)
+    with staged_matrix(out, overwrite=overwrite, steal=steal, shape=shape) as stage:
         _write(matrix, stage, transposed, result, progress)
     return open_matrix(out)
 
@@ -86,6 +89,7 @@ def symmetrize(
     conjugate: bool = False,
     overwrite: bool = False,
     steal: bool = False,
+    names: bool = True,
     progress: Callable[[int, int], None] = ignore_progress,
 ) -> StoredMatrix:
     """Store a symmetric matrix, given its upper triangle, as ``multiply(..., triangle="upper")`` stores it.
@@ -98,7 +102,7 @@ def symmetrize(
         A path or an fsspec URL. Entries are sorted as by `transpose`, in temporary files of twice the size of C.
     conjugate : bool
         Whether to mirror complex values as their conjugates, for a Hermitian matrix.
-    overwrite, steal, progress
+    overwrite, steal, names, progress
         As for `transpose`.
 
     Returns
@@ -136,8 +140,8 @@ def symmetrize(
         values = rows.data[above].conj() if conjugate else rows.data[above]
         yield Entries(rows.indices[above], numbers[above], values)
 
-    result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"), matrix.names)
-    with staged_matrix(out, overwrite=overwrite, steal=steal) as stage:
+    result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"), matrix.names if names else NO_NAMES)
+    with staged_matrix(out, overwrite=overwrite, steal=steal, shape=matrix.shape) as stage:
         _write(matrix, stage, both, result, progress)
     return open_matrix(out)
 
@@ -199,11 +203,11 @@ def transposed_copy(m: StoredMatrix, place: str) -> Iterator[StoredMatrix]:
     Yields
     ------
     StoredMatrix
-        The transpose; deleted when the block is left.
+        The transpose, without names; deleted when the block is left.
     """
     locations.discard(place)
     try:
-        yield transpose(m, place)
+        yield transpose(m, place, names=False)
     finally:
         if locations.exists(place):
             locations.remove(place)

@@ -36,7 +36,7 @@ def save_vbr(matrix: VBR, url: str | Path, *, overwrite: bool = False, steal: bo
     """
     arrays = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
     arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}
-    with staged_matrix(url, overwrite=overwrite, steal=steal) as stage:
+    with staged_matrix(url, overwrite=overwrite, steal=steal, shape=matrix.shape) as stage:
         facts = {"encoding-type": ENCODING, "encoding-version": "0.1.0", "shape": list(matrix.shape)}
         groups.write_arrays(stage.url, arrays, facts)
 

@@ -49,6 +49,8 @@ class Outcome:
         lines = self.said.splitlines()
         if self.kind in SLOW_VERBS:  # these say what they do
             lines = [line for line in lines if line.startswith("spdist:")]
+        if self.code == 0:  # what was read, and warnings
+            lines = [line for line in lines if not line.startswith("spdist: ")]
         found = {
             "time": self.seconds > (3 * SECONDS if self.kind in SLOW_VERBS else SECONDS),
             "code": self.code not in (0, 1, 2),

@@ -25,6 +25,7 @@ SLOW_VERBS: dict[str, tuple[str, ...]] = {  # these start worker processes
     "reduce": ("reduce", "sum", "A.zarr", "B.zarr", "--engine", "scipy", "--workers", "1"),
     "resume": ("multiply", "A.zarr", "B.zarr", "C.zarr", "--resume", "--engine", "scipy", "--workers", "1"),
 }
+GROUPS = ("cells2.zarr", "cells3.zarr", "cells2.zarr::layers/dense", "cells3.zarr::layers/dense", "binsparse.zarr")
 KINDS = {
     "mtx": 30,
     "npz": 30,
@@ -36,7 +37,10 @@ KINDS = {
     "petsc": 10,
     "tenx": 5,
     "zarr": 20,
+    "groups": 15,
     "npy": 5,
+    "dense": 5,
+    "edges": 15,
     "yaml": 5,
 }
 """Kinds of input, and how often each is chosen."""
@@ -77,10 +81,12 @@ def write_case(rng: random.Random, folder: Path, whole: dict[str, bytes], stored
         Whether commands that start worker processes may be chosen.
     """
     kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-    writers = {"zarr": _stored, "npy": _factors, "yaml": _job, "tenx": _folder}
+    writers = {"zarr": _stored, "npy": _factors, "yaml": _job, "tenx": _folder, "groups": _groups}
     writer: Callable[..., Case] = writers.get(kind, _import)
     if kind in ("zarr", "npy"):
-        shutil.copytree(stored, folder, dirs_exist_ok=True)
+        shutil.copytree(stored, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("groups"))
+    elif kind == "groups":
+        shutil.copytree(stored / "groups", folder, dirs_exist_ok=True)
     return writer(kind, rng, folder, whole, slow)
 
 
@@ -93,8 +99,9 @@ def _import(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes]
 
 def import_of(name: str, dense: bool = False) -> tuple[str, ...]:
     """Return the command that imports a file: with ``--dense`` if its matrix is dense, or `dense` for such a format."""
-    takes_dense = name.endswith(("h5ad", "h5", "mat")) and (dense or "full" in name)
-    return ("import", name, "out.zarr", *(("--dense",) if takes_dense else ()))
+    takes_dense = name.endswith((".h5ad", ".h5", ".mat")) and (dense or "full" in name)
+    options = ("--dense",) if takes_dense or ".dense." in name else ("--names",) if ".edges." in name else ()
+    return ("import", name, "out.zarr", *options)
 
 
 def _folder(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:
@@ -105,6 +112,18 @@ def _folder(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes]
         raw = mutate(name, whole[name], rng, list(whole.values())) if name == wrong else whole[name]
         (folder / name).write_bytes(raw)
     return Case("tenx", ("import", "cells", "out.zarr"))
+
+
+def _groups(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:
+    """Change one file of a group that another program wrote: metadata or a Zarr chunk."""
+    source = rng.choice(GROUPS)
+    files = sorted(path for path in (folder / source.partition("::")[0]).rglob("*") if path.is_file())
+    path = rng.choice(
+        [one for one in files if one.suffix == ".json" or one.name[:2] == ".z"] if rng.random() < 0.6 else files
+    )
+    name = "a.json" if path.suffix == ".json" or path.name[:2] == ".z" else path.name
+    path.write_bytes(mutate(name, path.read_bytes(), rng, list(whole.values())))
+    return Case("groups", ("import", source, "out.zarr", "--dense"))
 
 
 def _stored(kind: str, rng: random.Random, folder: Path, whole: dict[str, bytes], slow: bool) -> Case:

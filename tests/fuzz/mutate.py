@@ -61,7 +61,7 @@ def mutate(name: str, raw: bytes, rng: random.Random, others: list[bytes]) -> by
     others : list of bytes
         Files of which parts may be spliced in.
     """
-    texts = dict.fromkeys(("mtx", "yaml", "graph", "mci", "tsv"), _text)
+    texts = dict.fromkeys(("mtx", "yaml", "graph", "mci", "tsv", "csv", "txt", "abc"), _text)
     sense = {"json": _json, "npz": _archive, "npy": _array, "petsc": _integers, **texts}.get(name.rpartition(".")[2])
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         raw = sense(raw, rng) if sense is not None and rng.random() < 0.6 else _bytes(raw, rng, others)
@@ -105,7 +105,7 @@ def _json(raw: bytes, rng: random.Random) -> bytes:
     """Replace or drop a value of a JSON document."""
     try:
         document = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw[: len(raw) // 2]
     ways = list(_ways(document))
     if not ways:

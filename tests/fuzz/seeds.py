@@ -7,6 +7,7 @@ import gzip
 import io
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.io
@@ -65,6 +66,18 @@ def graphs() -> dict[str, bytes]:
     }
 
 
+def edges() -> dict[str, bytes]:
+    """Return lists of edges: every separator, quotes, a header, further columns, compression."""
+    lines = b"source;target;weight;year\nA b;c;1,5;2001\nc;d;2;2002\n"
+    return {
+        "tabs.edges.tsv": b"# a comment\ngene A\tgene B\t0.5\ngene B\tc\t1e-3\n",
+        "commas.edges.csv": b'source,target,weight\n"a, b",c,1\nc,"say ""x""",2\n',
+        "semicolons.edges.csv": b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n"),
+        "spaces.edges.txt": b"% sym\n1 2 5 1094\n2 3 1 1095\n",
+        "packed.edges.abc.gz": gzip.compress(b"a b 1\nb c\n", mtime=0),
+    }
+
+
 def petsc() -> dict[str, bytes]:
     """Return matrices of PETSc's builds."""
     matrix, found = sample().tocsr(), {}
@@ -89,8 +102,17 @@ def tenx() -> dict[str, bytes]:
 
 
 def archives() -> dict[str, bytes]:
-    """Return files of ``scipy.sparse.save_npz`` in each format, stored and compressed."""
+    """Return files of ``scipy.sparse.save_npz`` in each format, stored and compressed, and of pydata/sparse."""
     found = {}
+    coo, csr = sample(), sample().tocsr()
+    others: dict[str, dict[str, Any]] = {
+        "coo": {"coords": np.array([coo.row, coo.col]), "data": coo.data},
+        "gcxs": {"indices": csr.indices, "indptr": csr.indptr, "data": csr.data, "compressed_axes": np.array([0])},
+    }
+    for kind, arrays in others.items():
+        file = io.BytesIO()
+        np.savez(file, format=kind, shape=np.array(coo.shape), fill_value=np.zeros(()), **arrays)
+        found[f"pydata-{kind}.npz"] = file.getvalue()
     for kind in FORMATS:
         for packed in (False, True):
             file = io.BytesIO()
@@ -122,6 +144,16 @@ def cells() -> dict[str, bytes]:
     return found
 
 
+def dense() -> dict[str, bytes]:
+    """Return dense arrays of two dimensions, as `numpy.save` writes them."""
+    found = {}
+    for name, order in (("rows.dense.npy", "C"), ("columns.dense.npy", "F")):
+        file = io.BytesIO()
+        np.save(file, np.asarray(sample().toarray(), order=order))  # type: ignore[call-overload]
+        found[name] = file.getvalue()
+    return found
+
+
 def vectors() -> dict[str, bytes]:
     """Return factors for rows, as `numpy.save` writes them."""
     found = {}
@@ -134,12 +166,15 @@ def vectors() -> dict[str, bytes]:
 
 def seeds() -> dict[str, bytes]:
     """Return all seeds by name."""
-    binary = {**archives(), **cells(), **hdf5_seeds(), **vectors(), **petsc()}
-    return {**texts(), **graphs(), **tenx(), **binary, "job.yaml": JOB.encode()}
+    binary = {**archives(), **cells(), **hdf5_seeds(), **dense(), **vectors(), **petsc()}
+    return {**texts(), **graphs(), **edges(), **tenx(), **binary, "job.yaml": JOB.encode()}
 
 
 def store_matrices(folder: Path) -> None:
-    """Write the stored matrices A (12 x 10, with names) and B (10 x 12), their product C, and a mask M of C."""
+    """Write the stored matrices A (12 x 10, with names) and B (10 x 12), their product C, and a mask M of C.
+
+    Matrices of other programs go to the folder ``groups``.
+    """
     import spdist
 
     a = sample().tocsr()
@@ -147,3 +182,26 @@ def store_matrices(folder: Path) -> None:
     spdist.save(folder / "B.zarr", a.T.tocsr())
     spdist.save(folder / "C.zarr", (a @ a.T).tocsr())
     spdist.save(folder / "M.zarr", sp.eye(12, format="csr"))
+    store_groups(folder / "groups")
+
+
+def store_groups(folder: Path) -> None:
+    """Write matrices of other programs: an AnnData with columns and a dense array, and A in Binsparse."""
+    import zarr
+
+    import spdist
+
+    folder.mkdir()
+    spdist.export_matrix(folder.parent / "A.zarr", folder / "binsparse.zarr", format="binsparse")
+    for version in (2, 3):
+        root = zarr.open_group(folder / f"cells{version}.zarr", mode="w", zarr_format=version)  # type: ignore[arg-type]
+        root.attrs["encoding-type"] = "anndata"
+        x, matrix = root.create_group("X"), sample().tocsc()
+        x.attrs.update({"encoding-type": "csc_matrix", "encoding-version": "0.1.0", "shape": list(matrix.shape)})
+        for name in ("indptr", "indices", "data"):
+            x.create_array(name, data=getattr(matrix, name), chunks=(8,), config={"write_empty_chunks": True})
+        root.create_group("layers").create_array("dense", data=matrix.toarray(), chunks=(5, 4))
+        for frame, length in zip(("obs", "var"), matrix.shape, strict=True):
+            root.create_group(frame).attrs["_index"] = "_index"
+            names = np.array([f"{frame} {i}" for i in range(length)], dtype=object)
+            root[frame].create_array("_index", shape=(length,), dtype=str)[:] = names  # type: ignore[union-attr]

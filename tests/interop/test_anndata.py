@@ -99,13 +99,6 @@ def test_a_group_of_version_2_is_refused_before_work(tmp_path, capsys):
     assert [path.name for path in (tmp_path / "cells.zarr/obsp").iterdir() if "similarity" in path.name] == []
 
 
-def test_import_names_the_matrices(tmp_path, cells, capsys):
-    assert cli.main(["import", str(tmp_path / "cells.zarr"), str(tmp_path / "A.zarr")]) == 2
-    said = capsys.readouterr().err
-    assert "cells.zarr/X" in said
-    assert "cells.zarr/layers/counts" in said
-
-
 def test_hdf5_is_imported_first(tmp_path, cells):
     anndata.AnnData(cells).write_h5ad(tmp_path / "cells.h5ad")
     backed = anndata.read_h5ad(tmp_path / "cells.h5ad", backed="r")
@@ -170,15 +163,120 @@ def test_a_product_in_an_anndata_has_no_names_of_its_own(tmp_path):
     assert anndata.read_zarr(tmp_path / "cells.zarr").obsp["sum"].nnz == 6
 
 
-def test_frames_that_do_not_fit_are_refused(tmp_path):
-    named(tmp_path / "cells.zarr")
-    spdist.save(tmp_path / "cells.zarr/layers/short", random_matrix(5, 4, 2, 1))
+def spoilt(place):
+    """Write cells x genes, and a matrix of too few rows beside it, as a program without checks does."""
+    _, var = named(place)
+    x = sp.csr_matrix(random_matrix(5, 4, 2, 1))
+    with anndata.settings.override(zarr_write_format=3, auto_shard_zarr_v3=False):
+        anndata.io.write_elem(zarr.open_group(place / "layers", mode="a"), "short", x)
+    return x, var
+
+
+def test_an_index_that_cannot_be_carried_costs_the_names(tmp_path, caplog):
+    x, var = spoilt(tmp_path / "cells.zarr")
     short = spdist.open(tmp_path / "cells.zarr/layers/short")
     with pytest.raises(spdist.MatrixError, match="obs/_index: 6 names where 5 are needed"):
         _ = short.row_names
-    with pytest.raises(spdist.MatrixError, match="6 names where 5"):
-        spdist.multiply(short, short, tmp_path / "C.zarr", transpose_b=True)
-    assert not (tmp_path / "C.zarr").exists()
+    caplog.set_level("WARNING", "spdist")
+    c = spdist.matmul(short, short, tmp_path / "C.zarr", transpose_b=True)
+    assert names(c) == (None, None)
+    assert abs(c.to_scipy() - x @ x.T).max() < 1e-12
+    assert all("6 names where 5" in one and "no names of" in one for one in caplog.messages)
+    assert len(caplog.messages) == 2  # of rows and of columns of C
+    assert names(spdist.transpose(short, tmp_path / "T.zarr")) == (var, None)
+    assert names(spdist.ewise_add(short, short, tmp_path / "E.zarr")) == (None, var)
+    spdist.similarity(short, tmp_path / "S.zarr", top_n=2)
+    assert names(spdist.open(tmp_path / "S.zarr")) == (None, None)
+
+
+def test_no_names_on_purpose(tmp_path, caplog):
+    spoilt(tmp_path / "cells.zarr")
+    short, x = str(tmp_path / "cells.zarr/layers/short"), str(tmp_path / "cells.zarr/X")
+    for command in ("multiply", "similarity"):
+        operands = (short, short) if command == "multiply" else (short,)
+        flags = ("--transpose-b",) if command == "multiply" else ()
+        assert cli.main([command, *operands, str(tmp_path / f"{command}.zarr"), *flags, "--no-names", "--json"]) == 0
+        assert names(spdist.open(tmp_path / f"{command}.zarr")) == (None, None)
+    caplog.set_level("WARNING", "spdist")
+    spdist.cooccurrence(x, tmp_path / "N.zarr", names=False)
+    c = spdist.multi_matmul([x, spdist.transpose(x, tmp_path / "T.zarr"), x], tmp_path / "C.zarr", names=False)
+    added = spdist.ewise_add(x, x, tmp_path / "E.zarr", names=False)
+    assert names(spdist.open(tmp_path / "N.zarr")) == names(c) == names(added) == (None, None)
+    assert "names" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["group", "line break", "missing"])
+def test_an_index_that_is_not_read_costs_the_names(tmp_path, caplog, kind):
+    _, var = named(tmp_path / "cells.zarr")
+    frame = zarr.open_group(tmp_path / "cells.zarr/obs", mode="a")
+    frame.attrs["_index"] = "other"
+    if kind == "group":
+        frame.create_group("other", attributes={"encoding-type": "unheard-of"})
+    elif kind == "line break":
+        frame.create_array("other", shape=(6,), dtype=str)[:] = np.array(["a\nb", *"cdefg"], dtype=object)
+    x = spdist.open(tmp_path / "cells.zarr/X")
+    caplog.set_level("WARNING", "spdist")
+    assert names(spdist.transpose(x, tmp_path / "T.zarr")) == (var, None)
+    assert "no names of columns" in caplog.text
+
+
+# -- axes --------------------------------------------------------------------------------------------------------------
+
+
+CELLS, GENES = 40, 25
+WRITERS = {
+    "multiply": lambda x, out: spdist.multiply(x, x, out, transpose_b=True),
+    "by columns": lambda x, out: spdist.multiply(x, x, out, transpose_b=True, axis=0, top_n=3),
+    "in memory": lambda x, out: spdist.matmul(x.to_scipy(), x.to_scipy().T, out),
+    "similarity": lambda x, out: spdist.similarity(x, out, top_n=2),
+    "similarity in memory": lambda x, out: spdist.similarity(x.to_scipy(), out, top_n=2),
+    "cooccurrence": lambda x, out: spdist.cooccurrence(x, out),
+    "chain": lambda x, out: spdist.multi_matmul([x.to_scipy(), x.to_scipy().T], out),
+    "stored chain": lambda x, out: spdist.multi_matmul([x, spdist.open(f"{out}/../../../T.zarr")], out),
+    "save": lambda x, out: spdist.save(out, sp.eye_array(CELLS)),
+    "from_dask": lambda x, out: spdist.from_dask(spdist.save("memory://E.zarr", sp.eye_array(CELLS), overwrite=True)
+                                                 .to_dask(10), out),
+    "shortest paths": lambda x, out: spdist.shortest_paths(sp.eye_array(CELLS).tocsr(), out),
+    "generate": lambda x, out: spdist.generate("banded", out, n=CELLS, bandwidth=1),
+    "import": lambda x, out: spdist.import_matrix(f"{out}/../../../eye.npz", out),
+    "symmetrize": lambda x, out: spdist.symmetrize(spdist.save("memory://E.zarr", sp.eye_array(CELLS), overwrite=True),
+                                                   out),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_result_that_does_not_fit_is_refused_before_work(tmp_path, cells, writer):
+    x = spdist.open(tmp_path / "cells.zarr/X")
+    spdist.transpose(x, tmp_path / "T.zarr")
+    sp.save_npz(tmp_path / "eye.npz", sp.eye_array(CELLS))
+    if writer == "cooccurrence":
+        wrong, right, size = "obsp", "varp", "25 x 25"
+    else:
+        wrong, right, size = "varp", "obsp", "40 x 40"
+    folder = tmp_path / "cells.zarr" / wrong
+    with pytest.raises(spdist.InputError, match=f"{size} does not fit {wrong}.* 40 x 25 observations.* in {right}$"):
+        WRITERS[writer](x, str(folder / "C"))
+    assert [path.name for path in folder.iterdir()] == ["zarr.json"]
+    WRITERS[writer](x, str(tmp_path / "cells.zarr" / right / "C"))
+    found = anndata.read_zarr(tmp_path / "cells.zarr")
+    assert getattr(found, right)["C"].shape == {"obsp": (CELLS, CELLS), "varp": (GENES, GENES)}[right]
+
+
+def test_where_a_result_belongs_is_said(tmp_path, cells):
+    x = spdist.open(tmp_path / "cells.zarr/X")
+    root = tmp_path / "cells.zarr"
+    with pytest.raises(spdist.InputError, match=r"40 x 25 does not fit obsp.*belongs in X or layers$"):
+        spdist.ewise_add(x, x, root / "obsp/C")
+    with pytest.raises(spdist.InputError, match=r"25 x 40 does not fit X, .*belongs in varm$"):
+        spdist.transpose(x, root / "X", overwrite=True)
+    with pytest.raises(spdist.InputError, match=r"3 x 3 does not fit layers.*write it outside the AnnData$"):
+        spdist.save(root / "layers/C", sp.eye_array(3))
+    with pytest.raises(spdist.InputError, match="AnnData reads no bsr_matrix"):
+        spdist.save(root / "obsp/C", sp.bsr_array(np.eye(40), blocksize=(4, 4)))
+    spdist.save(root / "uns/C", sp.eye_array(3))
+    spdist.transpose(x, root / "varm/C")
+    spdist.multiply(x, spdist.transpose(x, tmp_path / "T.zarr"), root / "obsm/C")
+    assert anndata.read_zarr(root).obsm["C"].shape == (40, 40)
 
 
 def test_frames_without_names(tmp_path):
@@ -250,7 +348,7 @@ def test_an_import_of_an_h5ad_keeps_names(tmp_path):
     for inner, expected in members.items():
         m = spdist.import_matrix(f"{tmp_path}/cells.h5ad{inner}", tmp_path / "A.zarr", overwrite=True)
         assert names(m) == expected, inner
-    written(tmp_path / "other.zarr", 3)
+    named(tmp_path / "other.zarr")
     m = spdist.import_matrix(f"{tmp_path}/cells.h5ad", tmp_path / "other.zarr/layers/more")
     assert not list((tmp_path / "other.zarr/layers/more").glob("spdist-*"))
 

@@ -90,7 +90,7 @@ def test_the_matrix_alone(tmp_path):
         ("barcodes.tsv", None, r"no barcodes.tsv, compressed or not, beside"),
         ("matrix.mtx", "%%MatrixMarket matrix coordinate integer general\n5 3 1\n6 1 1\n", r"line 3: row 6"),
         ("matrix.mtx", "hello", r"matrix.mtx, line 1: not a Matrix Market file"),
-        ("matrix.mtx", None, r"x is a folder, neither of Zarr .* nor of 10x Genomics \(with matrix.mtx"),
+        ("matrix.mtx", None, r"x is a folder and not Zarr or a folder of 10x Genomics \(which has matrix.mtx"),
     ],
 )  # fmt: skip
 def test_folders_that_are_wrong(tmp_path, name, text, what):

@@ -1,6 +1,7 @@
-"""Read what ``scipy.sparse.save_npz`` writes, as a stream: a .npz file is a zip archive of .npy arrays.
+"""Read NumPy's files as streams: sparse matrices of SciPy and of pydata/sparse in .npz, and dense arrays in .npy.
 
-No array is read whole but `format`, `shape` and `offsets`, which have bounds. Python objects are never unpickled.
+A .npz file is a zip archive of .npy arrays. No array is read whole but `format`, `shape` and `offsets`, which have
+bounds. Python objects are never unpickled.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from spdist.storage.formats.compressed_rows import (
     import_by_columns,
     import_by_rows,
 )
+from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.source import Import, check_numbers, foreign
 
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
@@ -46,7 +48,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def import_npz(job: Import) -> None:
-    """Import a file of ``scipy.sparse.save_npz``.
+    """Import a file of ``scipy.sparse.save_npz``, or of the function of this name in pydata/sparse.
 
     Parameters
     ----------
@@ -55,12 +57,16 @@ def import_npz(job: Import) -> None:
     Raises
     ------
     MatrixError
-        If it is none, or damaged; names the array.
+        If it is another file, or damaged; names the array.
     """
     with foreign(job.path):
         archive = zipfile.ZipFile(cast(Any, _ShortReads(job.source.file, job.path)))
     with archive:
         members = _Members(archive, job)
+        if members.has("coords") or members.has("compressed_axes"):
+            _import_pydata(job, members)
+            return
+        members.check_sparse()
         kind = members.stream("format").text()
         shape = job.shape(members.stream("shape").numbers(16).tolist())
         data = members.stream("data", "biufc")
@@ -113,10 +119,23 @@ class _Members:
         if twice is not None:
             raise MatrixError(f"{job.path}: array '{one_line(twice, 40)}' is there twice; save the matrix again")
 
+    def has(self, name: str) -> bool:
+        """Whether there is an array."""
+        return f"{name}.npy" in self.archive.namelist()
+
+    def check_sparse(self) -> None:
+        """Refuse an archive of arrays that are no sparse matrix."""
+        if not self.has("format") and not (self.has("data") and self.has("shape")):
+            names = one_line(", ".join(name.removesuffix(".npy") for name in self.archive.namelist()[:9]), 80)
+            raise MatrixError(
+                f"{self.job.path}: arrays of numpy.savez ({names}) and no sparse matrix; save one with "
+                f"scipy.sparse.save_npz, or a dense array with numpy.save, and import the .npy file with --dense"
+            )
+
     def stream(self, name: str, kinds: str = "iu") -> NpyStream:
         """Open an array; refuse an archive whose arrays take many times its bytes."""
         path = self.job.path
-        if f"{name}.npy" not in self.archive.namelist():
+        if not self.has(name):
             raise MatrixError(f"{path}: no array '{name}'; expected a file of scipy.sparse.save_npz")
         info = self.archive.getinfo(f"{name}.npy")
         if info.flag_bits & 1:
@@ -259,3 +278,84 @@ def _import_diagonals(job: Import, shape: tuple[int, int], offsets: IndexArray, 
             yield Entries(row[inside], column[inside], values[inside])
 
     job.sort(batches(), shape, data.dtype, data.size)
+
+
+# -- pydata/sparse -----------------------------------------------------------------------------------------------------
+
+
+def _import_pydata(job: Import, members: _Members) -> None:
+    """Import a COO or GCXS array of pydata/sparse that has two dimensions."""
+    job.reading.format = "a file of sparse.save_npz"
+    shape, data = job.shape(members.stream("shape").numbers(16).tolist()), members.stream("data", "biufc")
+    data.check_dimensions(1)
+    fill = members.stream("fill_value", "biufc")
+    if fill.size != 1 or fill.read(1)[0] != 0:
+        raise MatrixError(f"{job.path}: what is not stored has another value than 0; save a matrix with fill_value=0")
+    if members.has("coords"):
+        job.reading.found.append("COO")
+        rows, columns = (_Coordinates(members.stream("coords"), axis, job.path) for axis in (0, 1))
+        job.sort(coordinate_batches(rows, columns, data, shape, job.path), shape, data.dtype, data.shape[0])
+        return
+    axes = members.stream("compressed_axes").numbers(2).tolist()
+    if axes not in ([0], [1]):
+        raise MatrixError(f"{job.path}: compressed_axes of {axes}; one axis, 0 or 1, is read: convert it with .tocsr()")
+    job.reading.found.append(f"GCXS by {'columns' if axes[0] else 'rows'}")
+    arrays = Arrays(members.vector("indptr"), members.vector("indices"), data, job.path)
+    (import_by_columns if axes[0] else import_by_rows)(job, shape, arrays)
+
+
+class _Coordinates:
+    """The rows or the columns in an array `coords` of shape (2, entries), read in order."""
+
+    def __init__(self, stream: NpyStream, axis: int, path: str) -> None:
+        if len(stream.shape) != 2 or stream.shape[0] != 2:
+            raise MatrixError(f"{path}: array 'coords' has shape {one_line(stream.shape, 60)}; it must be (2, entries)")
+        self.stream, self.axis, self.dtype = stream, axis, stream.dtype
+        self.shape: tuple[int, ...] = stream.shape[1:]
+        for start in range(0, 0 if stream.fortran else axis * self.shape[0], ENTRIES):
+            stream.read(min(ENTRIES, self.shape[0] - start))
+
+    def read(self, count: int) -> ValueArray:
+        """Return the next `count` elements."""
+        return self.stream.read(2 * count)[self.axis :: 2] if self.stream.fortran else self.stream.read(count)
+
+
+# -- dense arrays ------------------------------------------------------------------------------------------------------
+
+
+def import_npy(job: Import) -> None:
+    """Import the nonzeros of a dense array of ``numpy.save``.
+
+    Parameters
+    ----------
+    job : Import
+
+    Raises
+    ------
+    InputError
+        If `dense` was not asked for.
+    MatrixError
+        If it has not two dimensions, does not hold numbers, or is truncated.
+    """
+    file = job.source.file
+    with foreign(job.path):
+        header = _read_header(file)
+        begin = file.tell()
+    array = NpyStream(file, header, ("values", job.path), "biufc")
+    shape = job.shape(array.shape)
+    check_dense(job, job.path)
+    if array.nbytes > job.source.size - begin:
+        size, there = format_bytes(array.nbytes), format_bytes(job.source.size - begin)
+        raise MatrixError(f"{job.path}: states {size} of values and holds {there}: truncated; get the file again")
+
+    def read(rows: slice, columns: slice) -> ValueArray:
+        """Return whole rows or a part of one; in Fortran's order, whole columns or a part of one."""
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        first = columns.start * shape[0] + rows.start if array.fortran else rows.start * shape[1] + columns.start
+        with foreign(job.path):
+            file.seek(begin + first * array.stored.itemsize)
+        found = array.read(height * width)
+        return found.reshape(width, height).T if array.fortran else found.reshape(height, width)
+
+    job.reading.found.append(f"{array.dtype.name} in {'Fortran' if array.fortran else 'C'} order")
+    import_dense(job, shape, array.dtype, read, by_columns=array.fortran)

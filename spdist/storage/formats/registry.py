@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from spdist.errors import InputError
 from spdist.storage import locations
-from spdist.storage.foreign.parents import members_of
 from spdist.storage.formats.edges.edge_list import import_edges
 from spdist.storage.formats.graphs.mci import import_mci
 from spdist.storage.formats.graphs.metis import import_metis
 from spdist.storage.formats.hdf5.reader import import_hdf5, import_mat
 from spdist.storage.formats.matrix_market import import_text
-from spdist.storage.formats.npz import import_npz
+from spdist.storage.formats.npz import import_npy, import_npz
 from spdist.storage.formats.opening import STANDARD_INPUT
 from spdist.storage.formats.petsc import import_petsc
 from spdist.storage.formats.reading import ReadOptions
 from spdist.storage.formats.source import Import
 from spdist.storage.formats.tenx_folder import holds_cells, import_folder
 from spdist.storage.formats.text import PACKINGS, packing_of
+from spdist.storage.formats.zarr_groups import import_zarr, is_zarr
 
 EDGE_OPTIONS = frozenset({"names", "duplicates", "header", "columns", "separator", "quotes", "allow_nan"})
 """Options of lists of edges."""
@@ -36,10 +36,6 @@ MEANINGS = {
     "dense": "dense array",
 }
 """What a file has that an option is about."""
-
-
-ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
-"""Names of the files that make a folder one of Zarr."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +86,11 @@ class Format:
 FORMATS = (
     Format("a Matrix Market file", (".mtx",), import_text, is_text=True),
     Format("a file of scipy.sparse.save_npz", (".npz",), import_npz),
+    Format("an array of numpy.save", (".npy",), import_npy, frozenset({"dense"})),
     Format("an AnnData file", (".h5ad", ".h5mu"), import_hdf5, frozenset({"dense"})),
     Format("a MATLAB file", (".mat",), import_mat, frozenset({"dense"})),
     Format("an HDF5 file", (".h5", ".hdf5"), import_hdf5, frozenset({"dense", "orient"})),
+    Format("Zarr", (".zarr",), import_zarr, frozenset({"dense"}), holds=is_zarr),
     Format("a list of edges", (".abc", ".tsv", ".csv", ".txt", ".edges"), import_edges, EDGE_OPTIONS, is_text=True),
     Format("a matrix in mcl's native format", (".mci",), import_mci, is_text=True),
     Format("a graph of METIS", (".graph", ".metis"), import_metis, is_text=True),
@@ -149,16 +147,10 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
     if path == STANDARD_INPUT:
         raise InputError(f"standard input has no name that says what it is: pass --format; known are {known}")
     if locations.is_local(path) and locations.local_path(path).is_dir():
-        if not any(locations.local_path(path).joinpath(name).is_file() for name in ZARR_FILES):
-            raise InputError(
-                f"{source} is a folder, neither of Zarr (with {', '.join(ZARR_FILES)}) nor of 10x Genomics (with "
-                f"matrix.mtx or matrix.mtx.gz); name a file in it"
-            )
-        held = ", ".join(f"{path}/{member}" for member in members_of(path))
-        found = (
-            f"it holds {held}, each of which spdist takes as it is" if held else "give spdist plan or multiply its path"
+        kinds = " or ".join(each.name for each in FORMATS if each.holds is not None)
+        raise InputError(
+            f"{source} is a folder and not {kinds} (which has matrix.mtx or matrix.mtx.gz); name a file in it"
         )
-        raise InputError(f"{source} is a folder of Zarr, which needs no import: {found}")
     raise InputError(
         f"{source}: cannot tell the format from the name; known are {known}, of text also with {', '.join(PACKINGS)}; "
         f"or pass --format"

@@ -24,6 +24,7 @@ from spdist.storage import locations
 from spdist.storage.atomic_replace import Progress, Stage
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.formats.reading import Reading, ReadOptions
+from spdist.storage.names.anndata_frames import check_axes
 from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
@@ -196,6 +197,7 @@ class Import:
                 f"of offsets, over the limit of {format_bytes(most)}; correct the number of rows, or leave empty ones "
                 f"out"
             )
+        check_axes(self.stage.target, (nrows, ncols))
         free = shutil.disk_usage(self.stage.scratch).free if locations.is_local(self.stage.url) else 8 * nrows
         if 8 * nrows > free:
             raise MatrixError(
@@ -216,11 +218,12 @@ class Import:
 
     def write(self, blocks: Iterable[CSR], ncols: int, dtype: np.dtype[Any], nnz: int) -> None:
         """Write row blocks that are in order and canonical."""
-        writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts, names_for(self.stage.target, self.names))
+        names = names_for(self.stage.target, self.names)
+        writer = MatrixWriter(self.stage.url, ncols, dtype, self.facts, names)
         for block in blocks:
             writer.append(block)
             self.report_written(writer.nnz, nnz)
-        self.facts["provenance"]["read"] = self.reading.line(self.names)
+        self.facts["provenance"]["read"] = self.reading.line(names)
         writer.close()
         self.report_written(1, 1)
 

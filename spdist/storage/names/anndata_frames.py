@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from spdist.errors import MatrixError
+from spdist.errors import InputError, MatrixError
 from spdist.storage import groups, locations
 from spdist.storage.checksums import ChunkFiles
 from spdist.storage.foreign.decoded_size import codecs_of
@@ -26,6 +26,9 @@ FRAMES = {
     "varm": ("var", ""),
 }
 """Data frames that name the rows and the columns of X, and of the matrices in each folder of an AnnData."""
+
+AXES = {"obs": "observations", "var": "variables", "": "any number"}
+"""What messages call the rows or columns that a data frame names."""
 
 READ_NAMES = 1 << 16
 """Names that are read at a time, if a Zarr chunk does not hold more."""
@@ -52,13 +55,82 @@ def frames_around(url: str) -> tuple[str, str] | None:
     >>> frames_around("/data/C.zarr") is None
     True
     """
+    if (around := _around(url)) is None:
+        return None
+    root, member = around
+    rows, columns = (frame and f"{root}/{frame}" for frame in FRAMES[member])
+    return rows, columns
+
+
+def _around(url: str) -> tuple[str, str] | None:
+    """Return the AnnData around a matrix and the key of `FRAMES` for it; None if there is none."""
     folder, name = above(url), url.rpartition("/")[2]
     kind = folder.rpartition("/")[2]
     for root, key in ((folder, name if name == "X" else ""), (above(folder), kind if kind != "X" else "")):
         if root and key in FRAMES and groups.read_attributes(root).get("encoding-type") == "anndata":
-            rows, columns = (frame and f"{root}/{frame}" for frame in FRAMES[key])
-            return rows, columns
+            return root, key
     return None
+
+
+def check_axes(target: str, shape: tuple[int, int], encoding: str = "csr_matrix") -> None:
+    """Refuse a matrix that would make the AnnData around its target unreadable: one that does not fit its place.
+
+    Parameters
+    ----------
+    target : str
+        Where the matrix goes; a normalised path or URL. Temporary copies beside a target pass.
+    shape : (nrows, ncols)
+        Single rows and columns.
+    encoding : str
+        How the matrix is stored.
+
+    Raises
+    ------
+    InputError
+        States both shapes, and where a matrix of this shape belongs.
+
+    Examples
+    --------
+    >>> check_axes("/data/C.zarr", (3, 4))
+    """
+    if locations.family_of(target) != target or (around := _around(target)) is None:
+        return
+    root, member = around
+    lengths = {frame: _length_of(f"{root}/{frame}") for frame in ("obs", "var")}
+
+    def fits(key: str) -> bool:
+        wanted = [lengths.get(frame) for frame in FRAMES[key]]
+        return all(most is None or most == length for most, length in zip(wanted, shape, strict=True))
+
+    if not fits(member):
+        size = " x ".join("unknown" if length is None else f"{length:,}" for length in lengths.values())
+        axes = " x ".join(AXES[frame] for frame in FRAMES[member])
+        homes = [key for key in FRAMES if fits(key)]
+        homes = [key for key in homes if all(FRAMES[key])] or homes
+        remedy = f"it belongs in {' or '.join(homes)}" if homes else "write it outside the AnnData"
+        raise InputError(
+            f"{target}: a matrix of {shape[0]:,} x {shape[1]:,} does not fit {member}, which holds {axes}, in an "
+            f"AnnData of {size} observations x variables; {remedy}"
+        )
+    if encoding != "csr_matrix":
+        raise InputError(f"{target}: AnnData reads no {encoding}; write it outside the AnnData, or by entries")
+
+
+def _length_of(frame: str) -> int | None:
+    """Return the number of rows of a data frame; None if its index does not tell."""
+    import zarr
+
+    if (place := _index_place(frame)) is None:
+        return None
+    parts = {"nullable-string-array": "/values", "categorical": "/codes"}
+    try:
+        place += parts.get(str(groups.read_attributes(place).get("encoding-type")), "")
+        groups.check_metadata_files(place, ())
+        with groups.clear_zarr_errors(place):
+            array = zarr.open_array(locations.open_store(place), mode="r")
+    except MatrixError:
+        return None
+    return int(array.shape[0]) if array.ndim == 1 else None
 
 
 def frame_names(frames: tuple[str, str], shape: tuple[int, int]) -> AxisNames:
@@ -67,11 +139,16 @@ def frame_names(frames: tuple[str, str], shape: tuple[int, int]) -> AxisNames:
 
 
 def _index_of(frame: str, count: int) -> Names | None:
-    index = groups.read_attributes(frame).get("_index") if frame else None
-    if not isinstance(index, str) or not index or "/" in index:
+    place = _index_place(frame) if frame else None
+    if place is None:
         return None
-    place = f"{frame}/{index}"
-    return Names(place, count, functools.partial(_pieces, place, count))
+    return Names(place, count, functools.partial(_pieces, place, count), foreign=True)
+
+
+def _index_place(frame: str) -> str | None:
+    """Return where the index of a data frame lies; None if it does not say."""
+    index = groups.read_attributes(frame).get("_index")
+    return f"{frame}/{index}" if isinstance(index, str) and index and "/" not in index else None
 
 
 def _pieces(place: str, count: int) -> Iterator[bytes]:

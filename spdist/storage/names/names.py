@@ -7,6 +7,7 @@ the matrix ignore them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist.errors import MatrixError, one_line
+from spdist.errors import MatrixError, SpdistError, one_line
+
+logger = logging.getLogger("spdist")
 
 ARRAYS = ("spdist-rows", "spdist-columns")
 """Names of the arrays in the group of a matrix."""
@@ -38,11 +41,14 @@ class Names:
         Rows or columns that the matrix has.
     pieces : callable
         Returns an iterator over their text, in pieces that may end within a name.
+    foreign : bool
+        Whether another program wrote them, so that a result does without them if they cannot be read.
     """
 
     place: str
     count: int
     pieces: Callable[[], Iterator[bytes]]
+    foreign: bool = False
 
     def text(self) -> Iterator[bytes]:
         """Yield the text in pieces.
@@ -93,6 +99,22 @@ class AxisNames(NamedTuple):
         for names in self:
             for _ in names.text() if names is not None else ():
                 pass
+
+    def readable(self) -> AxisNames:
+        """Return these names without those of another program that cannot be read; each costs one warning."""
+        axes = zip(("rows", "columns"), self, strict=True)
+        return AxisNames(*(names if names is None or _is_readable(names, axis) else None for axis, names in axes))
+
+
+def _is_readable(names: Names, axis: str) -> bool:
+    """Whether names can be read; names of spdist's own are not looked at, since damage to them is an error."""
+    try:
+        for _ in names.text() if names.foreign else ():
+            pass
+    except SpdistError as error:
+        logger.warning("%s (the result has no names of %s)", error, axis)
+        return False
+    return True
 
 
 NO_NAMES = AxisNames()

@@ -33,8 +33,11 @@ def names_of(url: str, facts: dict[str, Any], shape: tuple[int, int]) -> AxisNam
 
 
 def names_for(target: str, names: AxisNames) -> AxisNames:
-    """Return the names to store with a new matrix at `target`: none in an AnnData, which has its own."""
-    return NO_NAMES if frames_around(target) is not None else names
+    """Return the names to store with a new matrix at `target`: none in an AnnData, which has its own.
+
+    Names that another program wrote are read, and left out with a warning if they cannot be.
+    """
+    return NO_NAMES if frames_around(target) is not None else names.readable()
 
 
 def named_arrays(facts: dict[str, Any]) -> list[str]:

@@ -305,7 +305,7 @@ def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
             api.multiply(a, a, tmp_path / "C.zarr", **wanted)
     with pytest.raises(InputError, match="C may not be A or B, or the mask"):
         api.multiply(a, a, tmp_path / "M.zarr", mask=api.save(tmp_path / "M.zarr", m))
-    with pytest.raises(InputError, match="a ndarray where a matrix is expected"):
+    with pytest.raises(InputError, match="ndarray where a sparse matrix is expected"):
         api.matmul(m, np.ones(20))
     with pytest.raises(InputError, match="some of the operands and the mask are in memory"):
         api.matmul(m, m, mask=a)

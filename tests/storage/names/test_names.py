@@ -87,6 +87,9 @@ def test_damage_is_found(tmp_path):
     with pytest.raises(spdist.CorruptError, match="spdist-rows"):
         spdist.multiply(m, m, tmp_path / "C.zarr", transpose_b=True)
     assert not (tmp_path / "C.zarr").exists()
+    assert names(spdist.matmul(m, m, tmp_path / "C.zarr", transpose_b=True, names=False)) == (None, None)
+    spdist.similarity(m, tmp_path / "S.zarr", top_n=2, names=False)
+    assert names(spdist.open(tmp_path / "S.zarr")) == (None, None)
 
 
 def test_names_of_columns_alone(tmp_path):

@@ -1,0 +1,77 @@
+"""Objects of other packages that people give where a matrix is expected, and the call that makes a matrix of each.
+
+They are told by the modules of their classes, so that none of these packages is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spdist.errors import MatrixError
+
+MAKERS: dict[tuple[str, str], str] = {
+    ("networkx", "Graph"): "nx.to_scipy_sparse_array(G)",
+    ("igraph", "Graph"): "scipy.sparse.csr_array(g.get_adjacency_sparse())",
+    ("igraph", "GraphBase"): "scipy.sparse.csr_array(g.get_adjacency_sparse())",
+    ("graph_tool", "Graph"): "scipy.sparse.csr_array(graph_tool.spectral.adjacency(g))",
+    ("anndata", "AnnData"): "adata.X, or a matrix of adata.layers or adata.obsp,",
+    ("anndata", "Raw"): "adata.raw.X",
+    ("pandas", "DataFrame"): "scipy.sparse.csr_array(df.to_numpy())",
+    ("polars", "DataFrame"): "scipy.sparse.csr_array(df.to_numpy())",
+    ("numpy", "ndarray"): "scipy.sparse.csr_array(x)",
+    ("builtins", "list"): "scipy.sparse.csr_array(x)",
+    ("sparse", "SparseArray"): "x.to_scipy_sparse()",
+    ("graphblas", "Matrix"): "graphblas.io.to_scipy_sparse(A)",
+    ("zarr", "Array"): "spdist.import_matrix(path, 'A.zarr', dense=True)",
+}
+"""Calls that make a matrix, by the package and the name of a class, or of one that it derives from."""
+
+SPARSE_FRAME = "df.sparse.to_coo().tocsr()"
+"""Call that makes a matrix of a data frame of pandas whose columns are all sparse."""
+
+
+def maker_of(thing: object) -> str:
+    """Return the call that makes a matrix of an object of another package; empty if none is known.
+
+    Examples
+    --------
+    >>> maker_of([[1, 2]]), maker_of("A.zarr")
+    ('scipy.sparse.csr_array(x)', '')
+    """
+    for kind in type(thing).__mro__:
+        if maker := MAKERS.get((kind.__module__.partition(".")[0], kind.__name__)):
+            return SPARSE_FRAME if kind.__module__.startswith("pandas.") and _is_sparse(thing) else maker
+    return ""
+
+
+def _is_sparse(frame: Any) -> bool:
+    kinds = {type(dtype).__name__ for dtype in frame.dtypes}
+    return kinds == {"SparseDtype"}
+
+
+def refuse_other_objects(*operands: object) -> None:
+    """Refuse objects of other packages of which a matrix can be made.
+
+    Parameters
+    ----------
+    *operands : object
+        Others pass.
+
+    Raises
+    ------
+    MatrixError
+        Names the call that makes a matrix.
+
+    Examples
+    --------
+    >>> refuse_other_objects([[1, 2]])
+    Traceback (most recent call last):
+        ...
+    spdist.errors.MatrixError: a list where a sparse matrix is expected: scipy.sparse.csr_array(x) is one
+    """
+    for thing in operands:
+        if maker := maker_of(thing):
+            package, name = type(thing).__module__.partition(".")[0], type(thing).__name__
+            shown = name if package == "builtins" else f"{package}.{name}"
+            article = "an" if shown[0] in "aeiou" else "a"
+            raise MatrixError(f"{article} {shown} where a sparse matrix is expected: {maker} is one")
