@@ -1,8 +1,9 @@
-"""Seconds of ``spdist import`` for large lists of edges, from prompt to prompt, beside ``pandas.read_csv``.
+"""Seconds of ``spdist import`` for large lists of edges, from prompt to prompt, beside pandas.
 
-Each command is a fresh process on two cores. pandas reads the file into a frame and is done; ``spdist import`` also
-numbers the vertices, sorts the edges and writes the matrix. ``--baseline FOLDER`` times another checkout in the same
-rounds. Files lie in ``--folder``, best in memory (/dev/shm), and hold random edges among ``VERTICES`` vertices.
+Each command is a fresh process on two cores. *script* does what ``spdist import`` does, with pandas, SciPy and
+zarr-python: read, number the vertices, sort, write. *read_csv* reads the file into a frame and is done. ``--baseline
+FOLDER`` times another checkout in the same rounds, but for semicolons. Files lie in ``--folder``, best in memory
+(/dev/shm), and hold random edges among ``VERTICES`` vertices.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ EDGES_AT_A_TIME = 200_000
 CORES = 2
 PANDAS = "import sys, pandas; pandas.read_csv(sys.argv[1], sep=sys.argv[2], header=None)"
 KINDS = {
-    "numbers.tsv": ("{}\t{}\t{:.6g}\n", ()),
-    "names.tsv": ("gene{}\tgene{}\t{:.6g}\n", ("--names",)),
-    "quoted.csv": ('"gene{}","gene{}",{:.6g}\n', ("--names",)),
-    "semicolons.csv": ("gene{};gene{};{:.6g}\n", ("--names",)),
+    "numbers.tsv": ("{}\t{}\t{}\n", ()),
+    "names.tsv": ("gene{}\tgene{}\t{}\n", ("--names",)),
+    "quoted.csv": ('"gene{}","gene{}",{}\n', ("--names",)),
+    "semicolons.csv": ("gene{};gene{};{}\n", ("--names",)),
 }
 """Files: how a line is written, and the options of its import."""
 
@@ -41,7 +42,8 @@ def write(path: Path, line: str, size: int) -> None:
     with path.open("w") as file:
         while file.tell() < size:
             a, b = rng.integers(0, VERTICES, (2, EDGES_AT_A_TIME)).tolist()
-            weights = rng.random(EDGES_AT_A_TIME).tolist()
+            weights = [f"{weight:.6g}" for weight in rng.random(EDGES_AT_A_TIME).tolist()]
+            weights = [each.replace(".", ",") for each in weights] if "semi" in path.name else weights
             file.write("".join(line.format(*edge) for edge in zip(a, b, weights, strict=True)))
 
 
@@ -51,11 +53,13 @@ def commands(
     """Yield name, command and environment of each peer."""
     here = Path(__file__).resolve().parent.parent
     for name, root in (("spdist", here), ("baseline", baseline)):
-        if root is not None:
+        if root is not None and (root == here or "semicolons" not in path.name):
             words = [sys.executable, "-m", "spdist", "import", str(path), str(target), *options, "--json"]
             yield name, words, {**os.environ, "PYTHONPATH": str(root)}
-    separator = "," if path.suffix == ".csv" else "\t"
-    yield "pandas", [sys.executable, "-c", PANDAS, str(path), ";" if "semi" in path.name else separator], os.environ
+    separator = ";" if "semi" in path.name else "," if path.suffix == ".csv" else "\t"
+    script = str(here / "benchmarks" / "peers" / "pandas_zarr.py")
+    yield "script", [sys.executable, script, str(path), separator, str(target)], os.environ
+    yield "read_csv", [sys.executable, "-c", PANDAS, str(path), separator], os.environ
 
 
 def timed(words: list[str], environment: Any, target: Path) -> tuple[float, float]:
@@ -95,8 +99,8 @@ def main() -> None:
             shown = ", ".join(
                 f"{name} {each:.2f} s ({rows[-1]['cpu'][name]:.2f} CPU)" for name, each in seconds.items()
             )
-            print(f"{kind:15} {path.stat().st_size / 1e9:.2f} GB: {shown}; pandas / spdist "
-                  f"{seconds['pandas'] / seconds['spdist']:.2f}", flush=True)  # fmt: skip
+            print(f"{kind:15} {path.stat().st_size / 1e9:.2f} GB: {shown}; script / spdist "
+                  f"{seconds['script'] / seconds['spdist']:.2f}", flush=True)  # fmt: skip
             path.unlink()
     record.write({"benchmark": "importing", "cores_used": CORES, "vertices": VERTICES, "rows": rows}, args.out)
 
