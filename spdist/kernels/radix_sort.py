@@ -7,9 +7,6 @@ import numpy as np
 from spdist.kernels.cpu.numba_compile import compiled, part
 from spdist.matrices.dtypes import IndexArray, Int64Array
 
-LEAST_KEYS = 1 << 18
-"""Keys from which on compiled code is used: loading it takes as long as NumPy takes for as many."""
-
 DIGIT_BITS = 11
 """Bits of a digit; a table of 2,048 counters stays in the first cache."""
 
@@ -22,7 +19,7 @@ def stable_order(keys: Int64Array) -> IndexArray:
     >>> stable_order(np.array([3, 1, 3, 0])).tolist()
     [3, 1, 0, 2]
     """
-    if not LEAST_KEYS <= len(keys) < 1 << 31:
+    if len(keys) >= 1 << 31:
         return np.argsort(keys, kind="stable")
     order, spare_order = (np.empty(len(keys), np.int32) for _ in range(2))
     in_spare = sort_by_digits(keys, order, np.empty_like(keys), spare_order, np.empty(1 << DIGIT_BITS, np.int64))

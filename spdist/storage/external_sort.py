@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from spdist.kernels.radix_sort import stable_order
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
 
@@ -29,6 +28,9 @@ MIN_SPLIT = 16
 
 BLOCK_ROWS = 1 << 20
 """Most rows of a CSR that `RowSorter.blocks` yields; bounds the offsets if most rows are empty."""
+
+COMPILED_KEYS = 1 << 18
+"""Keys from which on compiled code sorts them: loading it takes as long as NumPy takes for as many."""
 
 Duplicates = Literal["sum", "max", "min", "first"]
 """How entries in one position are combined."""
@@ -219,7 +221,7 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     """
     rows, columns, _ = entries
     if len(rows) and int(rows.max()) < (1 << 63) // max(ncols, 1):
-        order = stable_order((rows.astype(np.int64) - int(rows.min())) * ncols + columns)
+        order = _stable_order((rows.astype(np.int64) - int(rows.min())) * ncols + columns)
     else:
         order = np.lexsort((columns, rows))
     entries = entries.take(order)
@@ -235,6 +237,15 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
             out.values, place, entries.values[again]
         )  # one by one: reduceat would sum long runs pairwise
     return out
+
+
+def _stable_order(keys: Int64Array) -> IndexArray:
+    """Return the indices that sort keys of 0 and more, equal ones in their order; the keys may be overwritten."""
+    if len(keys) < COMPILED_KEYS:
+        return np.argsort(keys, kind="stable")
+    from spdist.kernels.radix_sort import stable_order
+
+    return stable_order(keys)
 
 
 def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
