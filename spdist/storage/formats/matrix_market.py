@@ -17,18 +17,16 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
-import scipy.io
-import scipy.sparse as sp
 
 from spdist.errors import MatrixError, one_line
 from spdist.foundation.units import counted
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import IndexArray, ValueArray
+from spdist.matrices.dtypes import ValueArray
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.reading import Reading
 from spdist.storage.formats.source import Import
 from spdist.storage.formats.text import TextFile
-from spdist.storage.formats.text_numbers import INTEGERS, MOST_EXACT, REALS, count_entries, excerpt, is_whole, with_e
+from spdist.storage.formats.text_numbers import MOST_EXACT, excerpt, is_whole, with_e
 
 TEXT_BYTES = 4 << 20
 """Bytes of text read at a time; its entries take about three times as much memory, at worst eleven times."""
@@ -111,13 +109,13 @@ class Header:
         return self.count if self.symmetry == "general" else 2 * self.count
 
     @property
-    def spellings(self) -> tuple[tuple[IndexArray, int, str], ...]:
-        """Ways in which the lines may be written: grammar of a number, numbers on a line, field to read them as."""
+    def spellings(self) -> tuple[tuple[bool, int, str], ...]:
+        """Ways in which the lines may be written: whether in digits only, numbers on a line, field to read them as."""
         if self.field == "pattern":
-            return (INTEGERS, 2, "pattern"), (REALS, 3, "pattern")
+            return (True, 2, "pattern"), (False, 3, "pattern")
         if self.dtype.kind in "iu":
-            return (INTEGERS, self.numbers, self.field), (REALS, self.numbers, "real")
-        return ((REALS, self.numbers, self.field),)
+            return (True, self.numbers, self.field), (False, self.numbers, "real")
+        return ((False, self.numbers, self.field),)
 
     def error(self, line: int, what: str) -> MatrixError:
         """Return an error that names a line and says what is wrong with it."""
@@ -338,10 +336,13 @@ def _pieces(file: Text, header: Header, text_bytes: int) -> Iterator[bytes]:
 
 def _parse(text: bytes, header: Header, line: int) -> tuple[Entries, bool]:
     """Convert complete lines of text, of which the first has number `line`; return whether values are left out too."""
+    from spdist.storage.formats.number_scan import INTEGERS, REALS, count_entries  # Numba, which is slow to load
+
     if b"%" in text:
         text = COMMENT.sub(b"", text)
     spelled = with_e(text) if header.dtype.kind in "fc" else text
-    for table, numbers, field in header.spellings:
+    for is_whole_number, numbers, field in header.spellings:
+        table = INTEGERS if is_whole_number else REALS
         count = count_entries(np.frombuffer(spelled, np.uint8), table, numbers, header.places)
         if count == 0:
             return _parse_lines([], header, line)
@@ -356,6 +357,8 @@ def _convert(text: bytes, header: Header, field: str, count: int) -> Entries:
 
     `text` ends with a line feed: without it SciPy 1.17 reads beyond the end of a last line that has more than it needs.
     """
+    import scipy.io
+
     layout, (nrows, ncols) = ("array", (count, 1)) if header.dense else ("coordinate", header.shape)
     size = f"{nrows} {ncols}" if header.dense else f"{nrows} {ncols} {count}"
     top = f"%%MatrixMarket matrix {layout} {field} general\n{size}\n"
@@ -517,6 +520,9 @@ def write_rows(file: BinaryIO, block: CSR, first_row: int, nrows: int) -> None:
     nrows : int
         Rows of the matrix.
     """
+    import scipy.io
+    import scipy.sparse as sp
+
     if not block.nnz:
         return
     exact = FIELDS[field_of(block.dtype)]  # float32 as the float64 it equals, not as the shortest float32
