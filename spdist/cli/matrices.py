@@ -25,8 +25,8 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     """
     text = "convert a file of another program to a matrix in Zarr"
     source = (
-        "file, path or URL, or - for standard input; of an AnnData, an .h5ad or in Zarr, X is read, or the path after "
-        "::, as in cells.h5ad::layers/counts"
+        "file, path or URL, or - for standard input; of an .h5ad X is read, or the path after ::, as in "
+        "cells.h5ad::layers/counts; of an AnnData in Zarr likewise"
     )
     sub = verbs.add("import", _import, text, source=source, target=TARGET)
     add_overwrite(sub)
