@@ -53,7 +53,7 @@ def run(case: Case, folder: Path, monkeypatch) -> Outcome:
     return Outcome(case.kind, code, 0.0, 0, said.getvalue(), tuple(left))
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rng=st.randoms(use_true_random=True))
 def test_malformed_input_is_refused_in_a_line(rng: random.Random, whole, stored, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("case")

@@ -259,7 +259,7 @@ def files(draw) -> str:
     return text
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(text=files(), piece=st.sampled_from([1 << 20, 20]))
 def test_files_and_mutants_are_read_as_by_the_oracle(text, piece):
     raw = text.encode()
