@@ -217,7 +217,7 @@ def test_pattern_is_ones_of_float64(tmp_path):
 
 NUMBERS = [
     "1", "-1", "+1", "1.", ".5", "-.5", "1e5", "1E+5", "1.5e-5", "0", "-0.0", "nan", "NaN", "-nan", "inf", "-Inf",
-    "INFINITY", "1e400", "-1e400", "1e-400", "5e-324", "2.4703282292062328e-324", "1.7976931348623157e308",
+    "INFINITY", "1e-400", "5e-324", "2.4703282292062328e-324", "1.7976931348623157e308",
     "0.1000000000000000055511151231257827021181583404541015625", "9007199254740993", "123456789012345678901234567890",
     "2.2250738585072011e-308", "8.5e-323", "00012.50",
 ]  # fmt: skip
@@ -338,7 +338,7 @@ TOP = "%%MatrixMarket matrix coordinate real general\n"
         (TOP.replace("real", "unsigned-integer") + "2 2 1\n1 1 -1\n", 3, "does not fit uint64"),
         (TOP.replace("coordinate", "array") + "2 2\n1\n2\n3\n", 5, "after 3 of 4"),
         (TOP.replace("coordinate", "array") + "2 1\n1\n2\n3\n", 5, "more than the 2"),
-        (TOP.replace("coordinate", "array") + "2 1\n1 2\n", 3, "expected 1 numbers"),
+        (TOP.replace("coordinate", "array") + "2 1\n1 2\n", 3, "expected 1 number,"),
     ],
 )
 def test_bad_text_names_the_line(tmp_path, text, line, what):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -352,7 +353,7 @@ def _parse(text: bytes, header: Header, line: int) -> tuple[Entries, bool]:
 
 
 def _convert(text: bytes, header: Header, field: str, count: int) -> Entries:
-    """Convert `count` lines with SciPy; raise ValueError if whole numbers are expected and one has a fraction.
+    """Convert `count` lines with SciPy; raise ValueError if one may be no whole number, or too large, as 1e400 is.
 
     `text` ends with a line feed: without it SciPy 1.17 reads beyond the end of a last line that has more than it needs.
     """
@@ -361,12 +362,25 @@ def _convert(text: bytes, header: Header, field: str, count: int) -> Entries:
     top = f"%%MatrixMarket matrix {layout} {field} general\n{size}\n"
     matrix = cast(Any, scipy.io.mmread(io.BytesIO(top.encode() + text)))
     values = matrix[:, 0] if header.dense else matrix.data
+    if values.dtype.kind in "fc" and not np.isfinite(values).all() and _count_not_finite(values) != _count_words(text):
+        raise ValueError
     if field != header.field:
         values = _whole(values, header.dtype)
     if header.dense:
         nowhere = np.empty(count, np.int64)
         return Entries(nowhere, nowhere, values)
     return Entries(matrix.row, matrix.col, values)
+
+
+def _count_not_finite(values: ValueArray) -> int:
+    """Return how many numbers, among them parts of complex ones, are not finite."""
+    return int(np.count_nonzero(~np.isfinite(values.view(np.float64))))
+
+
+def _count_words(text: bytes) -> int:
+    """Return how many words of a text are nan, inf or infinity."""
+    small = text.lower()
+    return small.count(b"nan") + small.count(b"inf")
 
 
 def _whole(values: ValueArray, dtype: np.dtype[Any]) -> ValueArray:
@@ -387,7 +401,7 @@ def _parse_lines(lines: list[bytes], header: Header, line: int) -> tuple[Entries
             continue
         more = 0 <= len(words) - header.numbers <= 2 if header.field == "pattern" else len(words) == header.numbers
         if not more:
-            raise header.error(number, f"expected {header.numbers} numbers, got '{excerpt(text)}'")
+            raise header.error(number, f"expected {counted(header.numbers, 'number')}, got '{excerpt(text)}'")
         positions.append((0, 0) if header.dense else _position_of(words, header, number))
         values.append(_value_of(words[header.places :], header, number))
         further |= len(words) > header.numbers
@@ -419,6 +433,8 @@ def _value_of(words: list[bytes], header: Header, number: int) -> complex:
         raise header.error(number, f"'{excerpt(b' '.join(words))}' is not a number of type {header.field}") from None
     if header.field == "pattern":
         return 1.0
+    if any(abs(part) == math.inf and b"n" not in word.lower() for part, word in zip(parts, words, strict=True)):
+        raise header.error(number, f"'{excerpt(b' '.join(words))}' is too large for {header.dtype}")
     if kind in "iu" and not np.iinfo(header.dtype).min <= parts[0] <= np.iinfo(header.dtype).max:
         raise header.error(number, f"{parts[0]:,} does not fit {header.dtype}; write the values as 'real'")
     return complex(*parts) if kind == "c" else parts[0]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,10 +23,10 @@ from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.edges import doubts
-from spdist.storage.formats.edges.dialect import Dialect, dialect_of, is_comment
+from spdist.storage.formats.edges.dialect import SAYS_SEPARATOR, SEPARATORS, Dialect, dialect_of, is_comment
 from spdist.storage.formats.edges.lines import LineReader
 from spdist.storage.formats.edges.vertices import Names, Numbers
-from spdist.storage.formats.reading import Reading, ReadOptions
+from spdist.storage.formats.reading import Reading, ReadOptions, Separator
 from spdist.storage.formats.source import Import, Source
 from spdist.storage.formats.text import TextFile
 from spdist.storage.names.names import AxisNames, names_in
@@ -59,7 +60,7 @@ def import_edges(job: Import) -> None:
             count += len(edges)
             job.report_read(min(text.done, job.source.size), 2 * job.source.size)
     shape = job.shape((text.vertices.count, text.vertices.count))
-    listed = text.vertices.listed()
+    listed = text.listed
     names = names_in(listed, job.path, shape[0]) if job.options.names else None
     named = replace(job, names=AxisNames(names, names))
     named.sort(_batches(place), shape, np.dtype(np.float64), count)
@@ -111,8 +112,8 @@ class EdgeText:
     def edges(self) -> Iterator[Any]:
         """Yield arrays of `EDGE`, in order."""
         pieces = self._pieces()
-        head = _head(pieces)
-        dialect = dialect_of(b"".join(head).split(b"\n")[:-1], self.source.ending, self.options, self.path)
+        head, options = self._without_first_line(_head(pieces))
+        dialect = dialect_of(b"".join(head).split(b"\n")[:-1], self.source.ending, options, self.path)
         reader = LineReader(dialect, self.path, numbers=not self.options.names, allow_nan=self.options.allow_nan)
         rest = b""
         for piece, words in self._batches(_without_header(itertools.chain(head, pieces), dialect), dialect):
@@ -131,6 +132,24 @@ class EdgeText:
         found_words, left_out = doubts.in_words(self.doubts, dialect, names=self.options.names, path=self.path)
         self.reading.found += found_words
         self.reading.left_out += left_out
+        if self.options.names:
+            self.reading.found += doubts.of_names(self.listed)
+
+    @cached_property
+    def listed(self) -> bytes:
+        """The names in the order of their numbers, each with the end of a line, once all is read."""
+        return self.vertices.listed()
+
+    def _without_first_line(self, head: list[bytes]) -> tuple[list[bytes], ReadOptions]:
+        """Return the first pieces with a blank line in place of one that only says what separates, and the options."""
+        line = head[0].partition(b"\n")[0] if head else b""
+        said = SAYS_SEPARATOR.fullmatch(line)
+        if said is None:
+            return head, self.options
+        self.reading.found.append("line 1 says what separates")
+        name = next(name for name, each in SEPARATORS.items() if each == said[1][0])
+        separator = self.options.separator or cast(Separator, name)
+        return [head[0][len(line) :], *head[1:]], replace(self.options, separator=separator)
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the lines of the text, some at a time, each with its end."""
