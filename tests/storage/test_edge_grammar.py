@@ -302,7 +302,10 @@ def test_files_as_people_have_them(ending, text, edges):
         (".csv", "a,b,1,000\nb,c,2,000\n", "line 1: '1,000' may be one number or two fields"),
         (".csv", "a;b;1.000,5\n", "commas and semicolons could both separate"),
         (".csv", "source,target,type,weight\na,b,x,1\nb,c,y,1,000\n", "line 3: 5 fields where line 1 has 4"),
-        (".csv", "source,target,weight\na,b,1,\n", "line 2: 4 fields where line 1 has 3"),
+        (".csv", "source,target,weight\na,b,1,\n", "line 1: the header has 3 names, and the lines after it have 4 f"),
+        (".csv", "0,1,0\n1,0,1\n0,1,0\n", "line 1: it may be the first row of an adjacency matrix"),
+        (".csv", ":START_ID,:END_ID\na,b\n", "line 1: ':START_ID :END_ID' may name"),
+        (".tsv", "from\tto\n7\ta\tb\n9\tb\tc\n", "line 1: the header has 2 names, and the lines after it have 3"),
         (".csv", "source,target,papers,authors\na,b,1,2\n", "line 1: it names 4 columns, and not clearly"),
         (".tsv", "#ID\tGene A\tGene B\tname\n1\t2\t3\tx\n", "line 1: it names 4 columns, and not clearly"),
         (".csv", "source,target\na,b\nsource,target\n", "line 3: the header of line 1 again"),
@@ -365,6 +368,7 @@ def test_what_was_read_is_true():
     assert read_alike(b"a\tb\n", ".tsv", NAMED)[1].found[-1] == "vertices from columns 1 and 2, no weights"
     assert read_alike(b"", ".tsv", NAMED)[1].found == ["no edges"]
     assert read_alike(b"from,to\n", ".csv", NAMED)[1].found == ["no edges", "line 1 is the header"]
+    assert read_alike(b"% bip\n1 2\n", ".tsv", NAMED)[1].found[0].startswith("line 1 says bipartite")
     odd = read_alike("M\xfcller\tb\n".encode("latin-1"), ".tsv", NAMED)[1].found[-1]
     assert odd == "1 name not UTF-8, kept as written (first: b'M\\xfcller')"
     odd = read_alike("a\xa0\tb\né\tc d\n".encode(), ".tsv", NAMED)[1].found[-1]

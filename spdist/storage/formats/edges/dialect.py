@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spdist.errors import MatrixError, one_line
+from spdist.foundation.units import counted
 from spdist.storage.formats.edges.fields import (
     COMMA,
     SEMICOLON,
@@ -37,6 +38,9 @@ IN_WORDS = {
     COMMA: "commas separate", SEMICOLON: "semicolons separate, and commas are decimal", TAB: "tabs separate",
     SPACE: "spaces separate",
 }  # fmt: skip
+
+SAYS_BIPARTITE = re.compile(rb"%\s*bip\b")
+"""A first line of KONECT, which counts the vertices of the two sides apart."""
 
 SAYS_SEPARATOR = re.compile(rb'\s*"?sep=([,;\t ])"?[,;\s]*', re.IGNORECASE)
 """A first line that says to Excel what separates fields."""
@@ -183,13 +187,14 @@ def _with_header(
     fields = [b"", *first] if lacks_first(first, others) else [*first]
     names = tuple(each.decode("utf-8", "replace") for each in fields)
     dialect = replace(dialect, header=names, fields=len(names))
+    counts = {len(each) for each in others}
+    by_number = options.columns is not None and not any(isinstance(each, str) for each in options.columns)
+    if counts == {len(names) + 1} and not by_number:
+        raise MatrixError(
+            f"{path}, line {dialect.line:,}: the header has {counted(len(names), 'name')}, and the lines after it have "
+            f"{len(names) + 1} fields; choose columns by their numbers, as in --columns 1,2,3"
+        )
     if options.columns is not None:
-        counts = {len(each) for each in others}
-        if counts == {len(names) + 1} and any(isinstance(each, str) for each in options.columns):
-            raise MatrixError(
-                f"{path}, line {dialect.line:,}: the header has {len(names)} names, and the lines after it have "
-                f"{len(names) + 1} fields; choose --columns by their numbers"
-            )
         dialect = replace(dialect, fields=max([len(names), *counts]))
         return replace(dialect, columns=chosen(options.columns, names, dialect.fields, path), chosen=True)
     if len(names) < 2:

@@ -23,7 +23,14 @@ from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.edges import doubts
-from spdist.storage.formats.edges.dialect import SAYS_SEPARATOR, SEPARATORS, Dialect, dialect_of, is_comment
+from spdist.storage.formats.edges.dialect import (
+    SAYS_BIPARTITE,
+    SAYS_SEPARATOR,
+    SEPARATORS,
+    Dialect,
+    dialect_of,
+    is_comment,
+)
 from spdist.storage.formats.edges.lines import LineReader
 from spdist.storage.formats.edges.vertices import Names, Numbers
 from spdist.storage.formats.reading import Reading, ReadOptions, Separator
@@ -143,6 +150,8 @@ class EdgeText:
     def _without_first_line(self, head: list[bytes]) -> tuple[list[bytes], ReadOptions]:
         """Return the first pieces with a blank line in place of one that only says what separates, and the options."""
         line = head[0].partition(b"\n")[0] if head else b""
+        if SAYS_BIPARTITE.match(line):
+            self.reading.found.append("line 1 says bipartite: equal numbers of both sides are one vertex here")
         said = SAYS_SEPARATOR.fullmatch(line)
         if said is None:
             return head, self.options

@@ -28,9 +28,10 @@ _NO_WEIGHT = re.compile(
 """What a further column may be called that is no weight."""
 _NUMBERED = re.compile(r"([a-z]+)[1a] \1[2b]")
 _ENDS = re.compile(
-    r"u v|i j|x y|head tail|tail head|start end|begin end|origin destination|parent child|child parent|citing cited|"
-    r"sender receiver|sender recipient|caller callee|follower followe[er]|follower following|user item|subject object|"
-    r"query subject|query target|tf .*|regulator .*|ligand receptor|predecessor successor|buyer seller|author coauthor"
+    r"u v|i j|x y|head tail|tail head|start(id)? end(id)?|begin end|origin destination|parent child|child parent|"
+    r"citing cited|sender receiver|sender recipient|caller callee|follower followe[er]|follower following|user item|subject object|"
+    r"query subject|query target|tf .*|regulator .*|ligand receptor|predecessor successor|buyer seller|author coauthor|"
+    r"quelle ziel|von nach|origine cible|origine destination|origen destino"
 )
 """First two words of headers that might also be names of vertices."""
 _COMMENT = re.compile(rb"//|--$|;$")
@@ -66,6 +67,9 @@ def doubt_of(fields: Fields, others: Sequence[Fields]) -> str:
     counts = {len(each) for each in others}
     if len(fields) > 1 and len(others) > 1 and len(counts) == 1 and len(fields) not in counts:
         return f"it has {len(fields)} fields, and the lines after it have {min(counts)}"
+    whole = [fields, *others]
+    if len(whole) > 2 and all(len(each) == len(whole) and all(v in (b"0", b"1") for v in each) for each in whole):
+        return "it may be the first row of an adjacency matrix"
     ends = [each[:2] for each in others]
     if len(fields) < 2 or any(len(each) < 2 for each in ends):
         return ""
@@ -176,7 +180,7 @@ def _matching(fields: Fields, words: re.Pattern[str]) -> list[int]:
 
 def _word(field: bytes) -> str:
     """Return a word for comparison: small letters, without what stands between the words of a header."""
-    return re.sub(r"[\s_.()/-]", "", field.decode("utf-8", "replace").lower())
+    return re.sub(r"[\s_.:()/-]", "", field.decode("utf-8", "replace").lower())
 
 
 def _shown(fields: Fields) -> str:
