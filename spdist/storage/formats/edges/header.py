@@ -29,9 +29,9 @@ _NO_WEIGHT = re.compile(
 _NUMBERED = re.compile(r"([a-z]+)[1a] \1[2b]")
 _ENDS = re.compile(
     r"u v|i j|x y|head tail|tail head|start(id)? end(id)?|begin end|origin destination|parent child|child parent|"
-    r"citing cited|sender receiver|sender recipient|caller callee|follower followe[er]|follower following|user item|subject object|"
-    r"query subject|query target|tf .*|regulator .*|ligand receptor|predecessor successor|buyer seller|author coauthor|"
-    r"quelle ziel|von nach|origine cible|origine destination|origen destino"
+    r"citing cited|sender receiver|sender recipient|caller callee|follower followe[er]|follower following|user item|"
+    r"subject object|query subject|query target|tf .*|regulator .*|ligand receptor|predecessor successor|buyer seller|"
+    r"author coauthor|quelle ziel|von nach|origine cible|origine destination|origen destino"
 )
 """First two words of headers that might also be names of vertices."""
 _COMMENT = re.compile(rb"//|--$|;$")
