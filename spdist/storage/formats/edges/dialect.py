@@ -184,7 +184,8 @@ def _with_header(
     first: Sequence[bytes], others: Sequence[Sequence[bytes]], dialect: Dialect, options: ReadOptions, path: str
 ) -> Dialect:
     """Return the dialect of a file with a header, whose fields are `first`."""
-    fields = [b"", *first] if lacks_first(first, others) else [*first]
+    counts_lines = lacks_first(first, others)
+    fields = [b"", *first] if counts_lines else [*first]
     names = tuple(each.decode("utf-8", "replace") for each in fields)
     dialect = replace(dialect, header=names, fields=len(names))
     counts = {len(each) for each in others}
@@ -199,9 +200,9 @@ def _with_header(
         return replace(dialect, columns=chosen(options.columns, names, dialect.fields, path), chosen=True)
     if len(names) < 2:
         return dialect
-    columns = columns_of(fields)
+    columns = columns_of(fields, counts_lines=counts_lines)
     if columns is None:
-        if is_header(first):
+        if is_header(first) or not first[0]:
             raise _unclear(path, dialect.line, len(names))
         columns = (0, 1, 2)
     return replace(dialect, columns=columns, chosen=len(names) > 2)

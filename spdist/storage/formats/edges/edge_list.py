@@ -46,6 +46,8 @@ TEXT_BYTES = 1 << 20
 """Bytes of text that a thread reads at a time, and most bytes of a line."""
 HEAD_BYTES = 16 << 20
 """Bytes of comments among which the first edge is looked for before it is decided how the file is written."""
+SAMPLE_BYTES = 1 << 16
+"""Bytes of text that are read at least before it is decided how the file is written."""
 COMPILED_BYTES = 1 << 20
 """Bytes of a file from which its words are found by compiled code: compiling that takes as long as some megabytes."""
 ENTRIES = 1 << 20
@@ -225,14 +227,14 @@ def _array(numbers: Int64Array, weights: Any) -> Any:
 
 
 def _head(pieces: Iterator[bytes]) -> list[bytes]:
-    """Return the first pieces of a text, up to the one with the first edge."""
+    """Return the first pieces of a text, up to some lines after the first edge."""
     head: list[bytes] = []
+    has_edge, size = False, 0
     for piece in pieces:
         head.append(piece)
-        if (
-            any(line.strip() and not is_comment(line) for line in piece.split(b"\n"))
-            or sum(map(len, head)) > HEAD_BYTES
-        ):
+        size += len(piece)
+        has_edge = has_edge or any(line.strip() and not is_comment(line) for line in piece.split(b"\n"))
+        if size > (SAMPLE_BYTES if has_edge else HEAD_BYTES):
             break
     return head
 

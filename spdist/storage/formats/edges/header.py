@@ -85,8 +85,8 @@ def doubt_of(fields: Fields, others: Sequence[Fields]) -> str:
     return doubtful if _may_name_columns(fields) and not _come_again(fields, ends) else ""
 
 
-def columns_of(header: Fields) -> Columns | None:
-    """Return the columns that a header says; None if it does not say which are weights.
+def columns_of(header: Fields, *, counts_lines: bool = False) -> Columns | None:
+    """Return the columns that a header says; None if it is not clear. The first one may only count the lines.
 
     Examples
     --------
@@ -94,10 +94,11 @@ def columns_of(header: Fields) -> Columns | None:
     ((1, 2, 3), (1, 2, -1))
     """
     sources, targets = _matching(header, _SOURCE), _matching(header, _TARGET)
-    first = int(not header[0] and len(header) > 2)
-    source, target = first, first + 1
+    source, target = int(counts_lines), int(counts_lines) + 1
     if len(sources) == len(targets) == 1 and sources != targets:
         source, target = sources[0], targets[0]
+    elif not header[source]:
+        return None
     rest = [k for k in range(len(header)) if k not in (source, target)]
     weights = [k for k in _matching(header, _WEIGHT) if k in rest]
     exact = [k for k in weights if _word(header[k]) == "weight"]
