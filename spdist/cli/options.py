@@ -83,10 +83,13 @@ def add_file_options(sub: argparse.ArgumentParser) -> None:
     text = "rows and columns of single cells: cells-by-genes (default) or genes-by-cells"
     sub.add_argument("--orient", metavar="ORIENT", help=text)
     sub.add_argument("--dense", action="store_true", help="read a dense array, and keep its nonzeros")
-    sub = sub.add_argument_group("lists of edges: .abc, .tsv, .csv, .txt, .edges")  # type: ignore[assignment]
+    sub = sub.add_argument_group("lists of edges: .abc, .tsv, .csv, .txt, .edges, .edgelist")  # type: ignore[assignment]
     text = "the first line names the columns, or does not; by default it does if it has the known words"
     sub.add_argument("--header", action=argparse.BooleanOptionalAction, default=None, help=text)
-    text = "columns of source, target and perhaps weight: numbers from 1, or names in the header; by default 1,2,3"
+    text = (
+        "columns of source, target and perhaps weight: numbers from 1, or names in the header; by default what the "
+        "header says, else 1,2,3"
+    )
     sub.add_argument("--columns", type=_columns, metavar="I,J,K", help=text)
     text = "what separates fields: tab, comma, semicolon or space; by default what ending and lines say"
     sub.add_argument("--separator", metavar="NAME", help=text)

@@ -232,8 +232,8 @@ def read_edges(
         reading = Reading(shown, kind.name)
         text = EdgeText(Source(shown, file, max(size, 1), "", ending_of(path, format)), options, reading)
         edges = np.concatenate([np.empty(0, EDGE), *text.edges()])
-    names = text.vertices.listed().decode("utf-8", "surrogateescape").split("\n")[:-1]
-    axis = names_in(text.vertices.listed(), shown, len(names))
+    names = text.listed.decode("utf-8", "surrogateescape").split("\n")[:-1]
+    axis = names_in(text.listed, shown, len(names))
     _say_what_was_read(shown, f"{reading.line(AxisNames(axis, axis))}", (len(names), len(names)), len(edges))
     return Entries(*(np.ascontiguousarray(edges[field]) for field in ("row", "column", "weight"))), names
 

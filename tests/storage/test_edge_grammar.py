@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from spdist.errors import InputError, MatrixError
 from spdist.storage.formats.edges import edge_list
-from spdist.storage.formats.edges.dialect import is_header
+from spdist.storage.formats.edges.header import doubt_of, is_header
 from spdist.storage.formats.reading import Reading, ReadOptions
 from spdist.storage.formats.source import Source
 
@@ -93,12 +93,14 @@ def lists(draw, kinds=("comma", "semicolon", "tab", "space")) -> Written:
     rows, edges = [], []
     for _ in range(draw(st.integers(1, 8))):
         a, b, w = draw(plain), draw(plain), draw(WEIGHTS)
-        rest = [draw(LETTERS) for _ in range(further)]
+        rest = ["x" + draw(LETTERS) for _ in range(further)]
         rows.append([a, b] if further < 0 else [a, b, w.replace(".", ",") if kind == "semicolon" else w, *rest])
         edges.append((a, b, 1.0 if further < 0 else float(w)))
     header = draw(st.sampled_from([None, True]))
     if header:
         rows.insert(0, ["source", "target", "weight", "x", "y"][: len(rows[0])])
+    elif doubt_of(*((fields[0], fields[1:]) if (fields := [[each.encode() for each in row] for row in rows]) else ())):
+        header = False
     text = io.StringIO()
     ends = draw(st.sampled_from(["\n", "\r\n", "\r"]))
     style = csv.QUOTE_MINIMAL if not draw(st.booleans()) else csv.QUOTE_ALL
@@ -168,6 +170,10 @@ def by_csv(text: str, options: ReadOptions, delimiter: str) -> Edges | None:
     return edges
 
 
+PLAIN = re.compile(r"(commas|semicolons|tabs|spaces) separate.*columns 1\b.* and 2\b.*(no weights|from column 3\b)")
+"""What is said of a list whose header does not choose columns."""
+
+
 @settings(max_examples=LISTS, deadline=None)
 @given(lists(("comma", "semicolon")), MUTATIONS, st.sampled_from([300, 1 << 20]))
 def test_mutated_lists_are_read_as_by_csv_or_refused_by_line(written, changes, piece):
@@ -175,6 +181,8 @@ def test_mutated_lists_are_read_as_by_csv_or_refused_by_line(written, changes, p
     found = read_alike(text.encode(), written.ending, written.options, piece)
     if isinstance(found, str):
         assert re.search(r"line [\d,]+:|separator|UTF-16|its first record has", found), found
+        return
+    if found[0] and not PLAIN.match("; ".join(found[1].found)):
         return
     stripped = [(a.strip(), b.strip(), w) for a, b, w in found[0]]
     wanted = by_csv(text, written.options, SEPARATORS[written.options.separator or "comma"])
@@ -193,7 +201,7 @@ def test_mutated_lists_by_tabs_and_spaces(written, changes, names, piece):
     found = read_alike(text.encode(), written.ending, options, piece)
     if isinstance(found, str):
         assert re.search(r"line [\d,]+:|separator|UTF-16", found), found
-    elif '"' not in text:
+    elif '"' not in text and re.match(r"tabs|spaces", said := "; ".join(found[1].found)) and PLAIN.match(said):
         lines = [each for each in re.sub("\r\n?", "\n", text).removeprefix("\ufeff").split("\n") if each.strip()]
         lines = [each for each in lines if each.lstrip()[0] not in "#%"]
         rows = [[word.strip() for word in each.split("\t")] if "\t" in each else each.split() for each in lines]
@@ -242,6 +250,21 @@ NAMED = ReadOptions(names=True)
         (".txt", "a,b,1\nc,d,2\n", [("a", "b", 1), ("c", "d", 2)]),
         (".edges", "% sym\n1, 2\n3, 4\n", [("1", "2", 1), ("3", "4", 1)]),
         (".txt", "a b 1 2009\nb c 2 2010\n", [("a", "b", 1), ("b", "c", 2)]),
+        (".tsv", '"from" "to" "weight"\n"1" "a" "b" 0.5\n"2" "b" "c" 2\n', [("a", "b", 0.5), ("b", "c", 2)]),
+        (".tsv", "from\tto\n1\ta\tb\n2\tb\tc\n", [("a", "b", 1), ("b", "c", 1)]),
+        (".csv", ",source,target\n0,a,b\n1,b,c\n", [("a", "b", 1), ("b", "c", 1)]),
+        (".csv", "Id,Source,Target\n0,a,b\n", [("a", "b", 1)]),
+        (".csv", "Source,Target,Type\na,b,Directed\n", [("a", "b", 1)]),
+        (".csv", "source,target,rating,time\na,b,5,1082040961\n", [("a", "b", 5)]),
+        (".csv", "source,target,papers\na,b,5\n", [("a", "b", 5)]),
+        (".txt", "protein1 protein2 fusion combined_score\n9.A 9.B 0 490\n", [("9.A", "9.B", 490)]),
+        (".tsv", "#node1\tnode2\tnode1_id\tcombined_score\na\tb\t9.A\t0.9\n", [("a", "b", 0.9)]),
+        (".csv", "sep=;\na;b;1,5\n", [("a", "b", 1.5)]),
+        (".csv", '"sep=,"\nsource,target,weight\na,b,1\n', [("a", "b", 1)]),
+        (".csv", "a,b,1,1082040961\n", [("a", "b", 1)]),
+        (".csv", "source,target,weight,note\na,b,1\nb,c,2,x\n", [("a", "b", 1), ("b", "c", 2)]),
+        (".tsv", "x\tNA\t1\nnull\tnan\t2\n", [("x", "NA", 1), ("null", "nan", 2)]),
+        (".edgelist", "007 7\n", [("007", "7", 1)]),
     ],
 )  # fmt: skip
 def test_files_as_people_have_them(ending, text, edges):
@@ -267,13 +290,39 @@ def test_files_as_people_have_them(ending, text, edges):
         (".csv", "gene1,gene2\nTP53,MDM2\n", r"line 1: 'gene1 gene2' may name columns or vertices; pass --header"),
         (".csv", "a;b,c\n", "commas and semicolons could both separate"),
         (".csv", "a;b;1,5\na;b;1.5\n", "line 2: a decimal point, and in line 1 a decimal comma"),
-        (".csv", "a b 1\n", "line 1: 1 fields where"),
-        (".tsv", "a,b,1\n", "commas end|line 1: 1 fields .*--separator comma"),
+        (".csv", "a b 1\n", "line 1: 1 field where .*--separator space"),
+        (".tsv", "a,b,1\n", "commas end|line 1: 1 field .*--separator comma"),
         (".abc", "a, b, 1\n", "commas end the words of its lines; say what separates: --separator comma"),
         (".tsv", "\tb\t1\n", "line 1: a vertex has an empty name"),
         (".tsv", "x y\tb\t1\na b 1\n", "line 2: it has no tab, but in line 1 tabs separate"),
         (".tsv", "a\tb\t1\tz\na\tb\t1\n", "line 2: 3 fields where line 1 has 4"),
         (".tsv", "a\tb\n\0\tb\n", "line 2: a zero byte"),
+        (".tsv", "V1\tV2\na\tb\n", "line 1: 'V1 V2' may name columns or vertices; pass --header or --no-header"),
+        (".tsv", "TF\ttarget\nMYC\tTP53\n", "line 1: 'TF target' may name"),
+        (".csv", "u,v\n1,2\n2,3\n", "line 1: 'u v' may name"),
+        (".csv", "0,1\na,b\n", "line 1: '0 1' may number the columns"),
+        (".tsv", "V1\tV2\n1\t5\t6\n2\t6\t7\n", "line 1: it has 2 fields, and the lines after it have 3"),
+        (".txt", "4 4 3\n0 1\n1 2\n", "line 1: it has 3 fields, and the lines after it have 2"),
+        (".txt", "// a\nb c\n", "line 1: '// a' may be a comment"),
+        (".txt", "a b {'weight': 1}\n", "line 1: the weight \"{'weight':\" is no number; networkx.write_weighted"),
+        (".csv", "a,b,1,000\nb,c,2,000\n", "line 1: '1,000' may be one number or two fields"),
+        (".csv", "a;b;1.000,5\n", "commas and semicolons could both separate"),
+        (".csv", "source,target,type,weight\na,b,x,1\nb,c,y,1,000\n", "line 3: 5 fields where line 1 has 4"),
+        (".csv", "source,target,weight\na,b,1,\n", "line 1: the header has 3 names, and the lines after it have 4 f"),
+        (".csv", "0,1,0\n1,0,1\n0,1,0\n", "line 1: it may be the first row of an adjacency matrix"),
+        (".csv", ",u,v\n0,5,6\n1,6,7\n", "line 1: ' u' may name columns or vertices"),
+        (".csv", ":START_ID,:END_ID\na,b\n", "line 1: ':START_ID :END_ID' may name"),
+        (".tsv", "from\tto\n7\ta\tb\n9\tb\tc\n", "line 1: the header has 2 names, and the lines after it have 3"),
+        (".csv", "source,target,papers,authors\na,b,1,2\n", "line 1: it names 4 columns, and not clearly"),
+        (".tsv", "#ID\tGene A\tGene B\tname\n1\t2\t3\tx\n", "line 1: it names 4 columns, and not clearly"),
+        (".csv", "source,target\na,b\nsource,target\n", "line 3: the header of line 1 again"),
+        (".csv", "a,b\n\ufeffb,c\n", "line 2: a byte order mark inside the text"),
+        (".csv", "#cats,#dogs\n", "line 1: a comment, and no line is an edge; .*put them in quotes"),
+        (".edges", "%%MatrixMarket matrix coordinate pattern general\n3 3 1\n2 1\n", "line 1: .*--format mtx"),
+        (".txt", "c x\np sp 3 2\na 1 2 5\n", "line 2: this is a file of DIMACS"),
+        (".tsv", "version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "line 1: this is a pointer of Git LFS"),
+        (".csv", "<!DOCTYPE html>\n<title>a, b</title>\n", "line 1: this is HTML"),
+        (".txt", '{"nodes": []}\n', "line 1: this is JSON"),
     ],
 )  # fmt: skip
 def test_lines_that_are_named(ending, text, says):
@@ -319,3 +368,34 @@ def test_rare_doubts_are_named():
     padded = read_alike(b"a, b,1\nc,d,2\n", ".csv", NAMED)
     assert padded[0] == [("a", "b", 1), ("c", "d", 2)]
     assert padded[1].left_out == ["spaces around names in line 1"]
+
+
+def test_what_was_read_is_true():
+    """Weights are named only if there are any; odd names are."""
+    assert read_alike(b"a\tb\n", ".tsv", NAMED)[1].found[-1] == "vertices from columns 1 and 2, no weights"
+    assert read_alike(b"", ".tsv", NAMED)[1].found == ["no edges"]
+    assert read_alike(b"from,to\n", ".csv", NAMED)[1].found == ["no edges", "line 1 is the header"]
+    assert read_alike(b"% bip\n1 2\n", ".tsv", NAMED)[1].found[0].startswith("line 1 says bipartite")
+    odd = read_alike("M\xfcller\tb\n".encode("latin-1"), ".tsv", NAMED)[1].found[-1]
+    assert odd == "1 name not UTF-8, kept as written (first: b'M\\xfcller')"
+    odd = read_alike("a\xa0\tb\né\tc d\n".encode(), ".tsv", NAMED)[1].found[-1]
+    assert odd == "1 name with a no-break space or the like around, kept as written (first: 'a\\xa0')"
+
+
+def test_columns_of_a_commented_header_are_chosen_by_name():
+    text = b"#id\tGene A\tGene B\tscore\n1\tx\ty\t7\n"
+    found = read_alike(text, ".tsv", ReadOptions(names=True, columns=("Gene A", "Gene B", "score")))
+    assert not isinstance(found, str), found
+    assert found[0] == [("x", "y", 7)]
+    assert "line 1, a comment, names the columns" in found[1].found
+
+
+def test_names_of_columns_are_not_shifted():
+    """R's header has no name for the first column; whether another one lacks it cannot be known."""
+    text = b"from\tto\tw\n7\ta\tb\t1\n9\tb\tc\t2\n"
+    index = read_alike(b",u,v\n0,5,6\n1,6,7\n", ".csv", ReadOptions(names=True, header=True))
+    assert "line 1: it names 3 columns, and not clearly those of vertices" in index
+    by_name = read_alike(text, ".tsv", ReadOptions(names=True, header=True, columns=("from", "to")))
+    assert "the header has 3 names, and the lines after it have 4 fields" in by_name
+    found = read_alike(text, ".tsv", ReadOptions(names=True, header=True, columns=(2, 3, 4)))
+    assert found[0] == [("a", "b", 1), ("b", "c", 2)]

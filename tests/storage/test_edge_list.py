@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import cli
+from spdist.errors import InputError
 from spdist.storage.formats.edges import edge_list
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}
@@ -93,7 +94,7 @@ def test_a_first_line_may_name_the_columns(tmp_path):
         ("g.abc", "0 1\n0 -1\n", "line 2: the vertex '-1'"),
         ("g.abc", "0 1 x\n", "line 1: the weight 'x'"),
         ("g.csv", "0,1,2\n0,1,x\n", "line 2: the weight 'x'"),
-        ("g.tsv", "0\n", "line 1: 1 fields"),
+        ("g.tsv", "0\n", "line 1: 1 field "),
         ("g.tsv", "0 1 2\n0 1 2 3\n", "line 2: 4 fields where line 1 has 3"),
         ("g.tsv", f"0 {1 << 62}\n", "offsets"),
         ("g.tsv", "0 1" * (1 << 20), "no list of edges"),
@@ -150,3 +151,13 @@ def test_labels_on_the_command_line(tmp_path, capsys):
     sp.save_npz(tmp_path / "m.npz", sp.eye_array(3).tocsr())
     assert cli.main(["import", str(tmp_path / "m.npz"), str(tmp_path / "C.zarr"), "--labels", f"{names}2"]) == 2
     assert "has no names of vertices" in capsys.readouterr().err
+
+
+def test_names_in_capitals_and_archives(tmp_path):
+    m = spdist.import_matrix(written(tmp_path, "G.CSV", "0,1,2\n"), tmp_path / "A.zarr")
+    assert dense(m) == [[0, 2], [0, 0]]
+    (tmp_path / "G.TSV.GZ").write_bytes(gzip.compress(b"0\t1\n"))
+    assert spdist.import_matrix(tmp_path / "G.TSV.GZ", tmp_path / "B.zarr").nnz == 1
+    for name in ("bcsstk01.tar.gz", "g.zip"):
+        with pytest.raises(InputError, match="an archive of files; unpack it"):
+            spdist.import_matrix(written(tmp_path, name, ""), tmp_path / "C.zarr")

@@ -338,7 +338,7 @@ TOP = "%%MatrixMarket matrix coordinate real general\n"
         (TOP.replace("real", "unsigned-integer") + "2 2 1\n1 1 -1\n", 3, "does not fit uint64"),
         (TOP.replace("coordinate", "array") + "2 2\n1\n2\n3\n", 5, "after 3 of 4"),
         (TOP.replace("coordinate", "array") + "2 1\n1\n2\n3\n", 5, "more than the 2"),
-        (TOP.replace("coordinate", "array") + "2 1\n1 2\n", 3, "expected 1 numbers"),
+        (TOP.replace("coordinate", "array") + "2 1\n1 2\n", 3, "expected 1 number,"),
     ],
 )
 def test_bad_text_names_the_line(tmp_path, text, line, what):

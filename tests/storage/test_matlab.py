@@ -311,6 +311,13 @@ def test_damaged(tmp_path, version):
     assert [each.name for each in tmp_path.iterdir()] == ["a.mat"]
 
 
+@pytest.mark.parametrize("text", ["1 2 3\n4 5 6\n", "# Created by Octave\n# name: A\n# type: sparse matrix\n"])
+def test_text_is_told_from_damage(tmp_path, text):
+    (tmp_path / "a.mat").write_text(text)
+    with pytest.raises(MatrixError, match="it is text, and no MATLAB file; save it again with save -v7"):
+        import_matrix(tmp_path / "a.mat", tmp_path / "out.zarr")
+
+
 def test_orient_means_nothing(tmp_path):
     scipy.io.savemat(tmp_path / "a.mat", {"a": A})
     with pytest.raises(InputError, match=r"orient='genes-by-cells': .* is a MATLAB file and has no cells and genes"):

@@ -104,6 +104,12 @@ def test_folders_that_are_wrong(tmp_path, name, text, what):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def test_quotes_of_r_are_no_part_of_names(tmp_path):
+    folder = write_folder(tmp_path / "x", "", "genes.tsv")
+    (folder / "barcodes.tsv").write_text("".join(f'"{each}"\r\n' for each in BARCODES))
+    assert import_matrix(folder, tmp_path / "a.zarr").names.rows.to_array().tolist() == BARCODES
+
+
 def test_a_truncated_file_of_names(tmp_path):
     folder = write_folder(tmp_path / "x")
     whole = (folder / "barcodes.tsv.gz").read_bytes()

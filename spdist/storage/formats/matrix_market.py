@@ -390,7 +390,7 @@ def _parse_lines(lines: list[bytes], header: Header, line: int) -> tuple[Entries
             continue
         more = 0 <= len(words) - header.numbers <= 2 if header.field == "pattern" else len(words) == header.numbers
         if not more:
-            raise header.error(number, f"expected {header.numbers} numbers, got '{excerpt(text)}'")
+            raise header.error(number, f"expected {counted(header.numbers, 'number')}, got '{excerpt(text)}'")
         positions.append((0, 0) if header.dense else _position_of(words, header, number))
         values.append(_value_of(words[header.places :], header, number))
         further |= len(words) > header.numbers

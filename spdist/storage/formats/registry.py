@@ -21,6 +21,9 @@ from spdist.storage.formats.tenx_folder import holds_cells, import_folder
 from spdist.storage.formats.text import PACKINGS, packing_of
 from spdist.storage.formats.zarr_groups import import_zarr, is_zarr
 
+EDGE_ENDINGS = (".abc", ".tsv", ".csv", ".txt", ".edges", ".edgelist")
+"""Endings of lists of edges."""
+
 EDGE_OPTIONS = frozenset({"names", "duplicates", "header", "columns", "separator", "quotes", "allow_nan"})
 """Options of lists of edges."""
 
@@ -36,6 +39,10 @@ MEANINGS = {
     "dense": "dense array",
 }
 """What a file has that an option is about."""
+
+
+ARCHIVES = (".zip", ".tar", ".tgz", *(f".tar{packing}" for packing in PACKINGS), ".7z", ".rar")
+"""Endings of archives."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ FORMATS = (
     Format("a MATLAB file", (".mat",), import_mat, frozenset({"dense"})),
     Format("an HDF5 file", (".h5", ".hdf5"), import_hdf5, frozenset({"dense", "orient"})),
     Format("Zarr", (".zarr",), import_zarr, frozenset({"dense"}), holds=is_zarr),
-    Format("a list of edges", (".abc", ".tsv", ".csv", ".txt", ".edges"), import_edges, EDGE_OPTIONS, is_text=True),
+    Format("a list of edges", EDGE_ENDINGS, import_edges, EDGE_OPTIONS, is_text=True),
     Format("a matrix in mcl's native format", (".mci",), import_mci, is_text=True),
     Format("a graph of METIS", (".graph", ".metis"), import_metis, is_text=True),
     Format("a matrix of PETSc", (".petsc",), import_petsc, frozenset({"dense"})),
@@ -108,7 +115,7 @@ def ending_of(path: str, format: str | None) -> str:
     >>> ending_of("/data/graph.csv.gz", None), ending_of("-", "abc")
     ('.csv', '.abc')
     """
-    name = path if format is None else f".{format.removeprefix('.')}"
+    name = (path if format is None else f".{format.removeprefix('.')}").lower()
     name = name.removesuffix(packing_of(name))
     return next((ending for each in FORMATS for ending in each.endings if name.endswith(ending)), "")
 
@@ -130,7 +137,7 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
     InputError
         If it is not known.
     """
-    name = path if format is None else f".{format.removeprefix('.')}"
+    name = (path if format is None else f".{format.removeprefix('.')}").lower()
     packing = packing_of(name)
     if format is None and path != STANDARD_INPUT:
         for each in FORMATS:
@@ -141,6 +148,8 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
             if packing and not each.is_text:
                 raise InputError(f"{source}: {each.name} is not read compressed as {packing}; unpack it first")
             return each
+    if name.endswith(ARCHIVES):
+        raise InputError(f"{source} is an archive of files; unpack it, and name one of them")
     known = ", ".join(ending for each in FORMATS for ending in each.endings)
     if format is not None:
         raise InputError(f"format={format!r} is not known; known are {known.replace('.', '')}")

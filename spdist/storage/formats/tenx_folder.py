@@ -171,7 +171,12 @@ class _NameFile:
                 if len(raw) == LINE_BYTES:
                     raise MatrixError(f"{self.path}, line {number:,}: longer than {LINE_BYTES:,} bytes; it is no name")
                 if raw.strip():
-                    yield raw.rstrip(b"\n").split(b"\t")
+                    yield [_unquoted(each) for each in raw.rstrip(b"\n").split(b"\t")]
+
+
+def _unquoted(field: bytes) -> bytes:
+    """Return a field without the quotes around it, which R writes."""
+    return field[1:-1] if len(field) > 2 and field[:1] == field[-1:] == b'"' else field
 
 
 def _first(fields: list[bytes]) -> bytes:

@@ -44,7 +44,7 @@ def packing_of(path: str) -> str:
     >>> packing_of("graph.abc.zst"), packing_of("graph.abc")
     ('.zst', '')
     """
-    return next((ending for ending in PACKINGS if path.endswith(ending)), "")
+    return next((ending for ending in PACKINGS if path.lower().endswith(ending)), "")
 
 
 class TextFile:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError, SpdistError, one_line
+from spdist.foundation.units import counted
 
 logger = logging.getLogger("spdist")
 
@@ -123,7 +124,7 @@ NO_NAMES = AxisNames()
 
 def wrong_number(place: str, found: int, count: int) -> MatrixError:
     """Return the error to raise for more or fewer names than rows or columns."""
-    return MatrixError(f"{place}: {found:,} names where {count:,} are needed; correct them")
+    return MatrixError(f"{place}: {counted(found, 'name')} where {count:,} are needed; correct them")
 
 
 def given_names(names: Iterable[Any] | None, place: str, count: int) -> Names | None:

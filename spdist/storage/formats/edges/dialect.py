@@ -5,25 +5,33 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spdist.errors import MatrixError, one_line
+from spdist.foundation.units import counted
 from spdist.storage.formats.edges.fields import (
     COMMA,
     SEMICOLON,
     SPACE,
     TAB,
     TAB_OR_SPACE,
+    separator_of,
     split_fields,
-    weight_of,
 )
+from spdist.storage.formats.edges.header import (
+    chosen,
+    columns_of,
+    doubt_of,
+    is_header,
+    is_weight,
+    lacks_first,
+    names_ends,
+)
+from spdist.storage.formats.edges.signatures import refuse_other_kinds
 from spdist.storage.formats.reading import ReadOptions
 
 SAMPLED = 1000
 """Records that decide what separates the fields of a .csv."""
-
-ANY = 1 << 30
-"""Most fields of a record that may have any number of further columns."""
 
 SEPARATORS = {"comma": COMMA, "semicolon": SEMICOLON, "tab": TAB, "space": SPACE}
 IN_WORDS = {
@@ -31,14 +39,14 @@ IN_WORDS = {
     SPACE: "spaces separate",
 }  # fmt: skip
 
-_NODE = r"(node|vertex|gene|protein|id|user|interactor|entity|item|label|name)s?"
-_SOURCE = re.compile(rf"(source|src|from)({_NODE})?(id)?|row(index)?")
-_TARGET = re.compile(rf"(target|tgt|dst|dest|destination|to)({_NODE})?(id)?|col(umn)?(index)?")
-_FIRST_AND_SECOND = re.compile(rf"({_NODE}(id)?)[1a] \1[2b]")
-_WEIGHT = re.compile(
-    r"(edge|combined)?(weight|score|value|val|similarity|distance|dist|count|counts|freq|frequency|strength|correlation|"
-    r"corr|cost|capacity|confidence|evalue|pvalue|probability|prob|length|time|timestamp|date|wt)s?"
-)  # fmt: skip
+SAYS_BIPARTITE = re.compile(rb"%\s*bip\b")
+"""A first line of KONECT, which counts the vertices of the two sides apart."""
+
+SAYS_SEPARATOR = re.compile(rb'\s*"?sep=([,;\t ])"?[,;\s]*', re.IGNORECASE)
+"""A first line that says to Excel what separates fields."""
+
+_WHOLE = re.compile(rb"[+-]?\d+")
+_DECIMALS = re.compile(rb"\d{1,8}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,10 @@ class Dialect:
         Names of the columns; empty if there is no header.
     line, header_lines : int
         Line of the first record, from 1, and the number of lines of the header.
+    comment : int
+        Line of the comment that names the columns; 0 if none does.
+    raw : bytes
+        Text of the header; empty if there is none.
     """
 
     separator: int
@@ -71,6 +83,8 @@ class Dialect:
     header: tuple[str, ...] = ()
     line: int = 0
     header_lines: int = 0
+    comment: int = 0
+    raw: bytes = b""
 
     @property
     def decimal_comma(self) -> bool:
@@ -80,19 +94,22 @@ class Dialect:
     def bounds(self, separator: int) -> tuple[int, int]:
         """Return the fewest and the most fields of a record whose fields `separator` separates.
 
-        Names may have spaces, so the number of fields between spaces must never change with chosen columns.
+        Fields at the end may be missing if they are not read. Names may have spaces, so the number of fields between
+        spaces must never change with chosen columns.
         """
         if self.chosen:
-            return (self.fields, self.fields) if separator == SPACE else (max(self.columns) + 1, ANY)
+            return (self.fields if separator == SPACE else max(self.columns) + 1), self.fields
         if self.fields > 3:
             return self.fields, self.fields
         return (2, max(self.fields, 2)) if self.header else (2, 3)
 
-    def in_words(self) -> list[str]:
+    def in_words(self, *, weighted: bool) -> list[str]:
         """Return what was decided about header and columns, for the line that says what was read."""
         source, target, weight = (self._column(each) for each in self.columns)
-        weights = f"weights from column {weight}" if self.columns[2] >= 0 else "no weights"
-        header = f"line {self.line:,} is the header" if self.header else "no header"
+        weights = f"weights from column {weight}" if weighted and self.columns[2] >= 0 else "no weights"
+        header = f"line {self.line:,} is the header" if self.header_lines else "no header"
+        if self.comment:
+            header = f"line {self.comment:,}, a comment, names the columns"
         return [header, f"vertices from columns {source} and {target}, {weights}"]
 
     def left_out(self) -> list[str]:
@@ -125,94 +142,115 @@ def dialect_of(lines: Sequence[bytes], ending: str, options: ReadOptions, path: 
         If two separators fit, a column is not there, or columns are named without a header.
     """
     quotes = ending != ".abc" if options.quotes is None else options.quotes
+    if options.header is None:
+        refuse_other_kinds(lines, path)
     separator = _separator(lines, ending, options, quotes, path)
     line, length, first = _first_record(lines, separator, quotes)
     if not first:
         return Dialect(separator, quotes, (0, 1, 2), 3)
-    names = tuple(each.decode("utf-8", "replace") for each in first)
+    others = _others(lines[line + length - 1 :], separator, quotes)
     named = options.columns is not None and any(isinstance(each, str) for each in options.columns)
-    has_header = is_header(first) or named if options.header is None else options.header
-    if named and not has_header:
-        raise MatrixError(
-            f"{path}: columns={options.columns!r} names columns, which needs a header; give their numbers"
-        )
-    if options.header is None and not has_header and _is_doubtful(first, lines[line + length - 1 :]):
-        raise MatrixError(
-            f"{path}, line {line:,}: '{one_line(' '.join(names[:2]), 40)}' may name columns or vertices; pass "
-            f"--header or --no-header"
-        )
-    header = names if has_header else ()
-    columns = _chosen(options.columns, names, path) if options.columns is not None else None
-    if columns is None and header:
-        columns = _by_header(first)
-    chosen = columns is not None
-    if columns is None:
-        columns = (0, 1, 2 if len(first) > 2 or not header else -1)
-    return Dialect(separator, quotes, columns, len(first), chosen, header, line, length if header else 0)
-
-
-def is_header(fields: Sequence[bytes]) -> bool:
-    """Whether the fields of a first record are known words for columns, and not an edge.
-
-    Examples
-    --------
-    >>> is_header([b"source", b"target"]), is_header([b"a", b"b", b"weight"]), is_header([b"a", b"b", b"NA"])
-    (True, True, False)
-    """
-    if len(fields) < 2 or (len(fields) > 2 and _is_weight(fields[2], decimal_comma=True)):
-        return False
-    sides = _matching(fields, _SOURCE), _matching(fields, _TARGET)
-    return all(sides) or (len(fields) > 2 and bool(_WEIGHT.fullmatch(_word(fields[2]))))
-
-
-def _is_doubtful(fields: Sequence[bytes], others: Sequence[bytes]) -> bool:
-    """Whether a first record as ``gene1 gene2`` may be a header: no other line has words that begin like these."""
-    pair = _FIRST_AND_SECOND.fullmatch(f"{_word(fields[0])} {_word(fields[1])}") if len(fields) > 1 else None
-    if pair is None or (len(fields) > 2 and _is_weight(fields[2], decimal_comma=True)):
-        return False
-    return not any(fields[0][:-1] in line for line in others)
-
-
-def _by_header(fields: Sequence[bytes]) -> tuple[int, int, int] | None:
-    """Return the columns that a header names, if they are not the first ones; None if it does not say."""
-    sources, targets, weights = (_matching(fields, each) for each in (_SOURCE, _TARGET, _WEIGHT))
-    if len(sources) != 1 or len(targets) != 1 or sources == targets:
-        return None
-    exact = [k for k in weights if _word(fields[k]) == "weight"] or weights
-    if len(exact) != 1:
-        return None
-    return sources[0], targets[0], exact[0]
-
-
-def _chosen(columns: Sequence[int | str], names: Sequence[str], path: str) -> tuple[int, int, int]:
-    """Return the columns that the caller chose, from 0."""
-    found = []
-    for each in columns:
-        if isinstance(each, str) and names.count(each) != 1:
+    comment, words = (0, None) if options.header else _commented_header(lines[: line - 1], len(first), separator)
+    has_header = options.header
+    if has_header is None:
+        has_header = is_header(first) or (named and words is None)
+    if has_header:
+        return _with_header(first, others, Dialect(
+            separator, quotes, (0, 1, -1), len(first), line=line, header_lines=length,
+            raw=b"\n".join(lines[line - 1 : line - 1 + length]),
+        ), options, path)  # fmt: skip
+    if options.header is None and ending != ".abc" and (doubt := doubt_of(first, others)):  # mcl knows no headers
+        raise MatrixError(f"{path}, line {line:,}: {doubt}; pass --header or --no-header")
+    names = tuple(each.decode("utf-8", "replace") for each in words or ())
+    plain = Dialect(separator, quotes, (0, 1, 2), len(first), header=names, line=line, comment=comment)
+    if options.columns is not None:
+        if named and not names:
             raise MatrixError(
-                f"{path}: {'no column' if each not in names else 'several columns'} {one_line(repr(each), 40)} in its "
-                f"header ({one_line(', '.join(names), 100)}); correct --columns, or give numbers"
+                f"{path}: columns={options.columns!r} names columns, which needs a header; give their numbers"
             )
-        found.append(names.index(each) if isinstance(each, str) else each - 1)
-        if found[-1] >= len(names):
-            raise MatrixError(f"{path}: its first record has {len(names)} fields, and column {each} was chosen")
-    return found[0], found[1], found[2] if len(found) > 2 else -1
+        columns = chosen(options.columns, names, len(first), path)
+        return replace(plain, columns=columns, chosen=True)
+    if words is not None:
+        found = columns_of(words) if names_ends(words) else None
+        if found is None:
+            raise _unclear(path, comment, len(words))
+        return replace(plain, columns=found, chosen=True)
+    if separator == COMMA:
+        _refuse_split_numbers([first, *others], path, line)
+    return plain
 
 
-def _matching(fields: Sequence[bytes], words: re.Pattern[str]) -> list[int]:
-    return [k for k, each in enumerate(fields) if words.fullmatch(_word(each))]
+def _with_header(
+    first: Sequence[bytes], others: Sequence[Sequence[bytes]], dialect: Dialect, options: ReadOptions, path: str
+) -> Dialect:
+    """Return the dialect of a file with a header, whose fields are `first`."""
+    counts_lines = lacks_first(first, others)
+    fields = [b"", *first] if counts_lines else [*first]
+    names = tuple(each.decode("utf-8", "replace") for each in fields)
+    dialect = replace(dialect, header=names, fields=len(names))
+    counts = {len(each) for each in others}
+    by_number = options.columns is not None and not any(isinstance(each, str) for each in options.columns)
+    if counts == {len(names) + 1} and not by_number:
+        raise MatrixError(
+            f"{path}, line {dialect.line:,}: the header has {counted(len(names), 'name')}, and the lines after it have "
+            f"{len(names) + 1} fields; choose columns by their numbers, as in --columns 1,2,3"
+        )
+    if options.columns is not None:
+        dialect = replace(dialect, fields=max([len(names), *counts]))
+        return replace(dialect, columns=chosen(options.columns, names, dialect.fields, path), chosen=True)
+    if len(names) < 2:
+        return dialect
+    columns = columns_of(fields, counts_lines=counts_lines)
+    if columns is None:
+        if is_header(first) or not first[0]:
+            raise _unclear(path, dialect.line, len(names))
+        columns = (0, 1, 2)
+    return replace(dialect, columns=columns, chosen=len(names) > 2)
 
 
-def _word(field: bytes) -> str:
-    return re.sub(r"[\W_]", "", field.decode("utf-8", "replace").lower())
+def _unclear(path: str, line: int, count: int) -> MatrixError:
+    return MatrixError(
+        f"{path}, line {line:,}: it names {count} columns, and not clearly those of vertices and weights; choose them, "
+        f"as in --columns 1,2 or --columns 1,2,3"
+    )
 
 
-def _is_weight(field: bytes, *, decimal_comma: bool) -> bool:
-    try:
-        weight_of(field, decimal_comma=decimal_comma, allow_nan=True)
-    except ValueError:
-        return False
-    return True
+def _others(lines: Sequence[bytes], separator: int, quotes: bool) -> list[list[bytes]]:
+    """Return the fields of the records after the first one, as far as each is on a line of its own."""
+    others = []
+    for record in _records(lines, quotes):
+        try:
+            fields = split_fields(record, separator, quotes)
+        except ValueError:
+            continue
+        if fields:
+            others.append(fields)
+    return others
+
+
+def _commented_header(lines: Sequence[bytes], count: int, separator: int) -> tuple[int, list[bytes] | None]:
+    """Return the line and the words of a comment right before the first record that names its columns, if it does.
+
+    It must have a word for each of more than three fields, which can not be told apart otherwise.
+    """
+    if count <= 3 or not lines or not is_comment(lines[-1]):
+        return 0, None
+    words = split_fields(lines[-1].lstrip().lstrip(b"#%").lstrip(b" "), separator, False) or []
+    if len(words) != count or any(is_weight(each, decimal_comma=True) for each in words):
+        return 0, None
+    if separator_of(lines[-1], separator) == SPACE and not names_ends(words):
+        return 0, None  # any sentence has words
+    return len(lines), words
+
+
+def _refuse_split_numbers(rows: Sequence[Sequence[bytes]], path: str, line: int) -> None:
+    """Refuse weights as 1,5 or 1,000 in a file whose fields commas separate: their halves are two fields."""
+    if all(len(row) == 4 and _WHOLE.fullmatch(row[2]) and _DECIMALS.fullmatch(row[3]) for row in rows):
+        number = b",".join(rows[0][2:]).decode()
+        raise MatrixError(
+            f"{path}, line {line:,}: '{one_line(number, 40)}' may be one number or two fields; write numbers without "
+            f"commas, or pass --columns 1,2,3"
+        )
 
 
 # -- what separates ----------------------------------------------------------------------------------------------------
@@ -222,8 +260,7 @@ def _separator(lines: Sequence[bytes], ending: str, options: ReadOptions, quotes
     """Return what separates fields: what the caller said, else what the ending and the first lines say."""
     if options.separator is not None:
         return SEPARATORS[options.separator]
-    sound = (each for each in lines if each.strip() and not is_comment(each) and not (quotes and each.count(b'"') % 2))
-    records = list(itertools.islice(sound, SAMPLED))
+    records = _records(lines, quotes)
     if ending == ".csv":
         return _of_commas(records, options, quotes, path)
     if not records or any(b"\t" in each for each in records):
@@ -231,7 +268,7 @@ def _separator(lines: Sequence[bytes], ending: str, options: ReadOptions, quotes
     words = [each.split() for each in records]
     fitting = [each for each in (COMMA, SEMICOLON) if _rows(records, each, quotes)]
     if len(fitting) == 1 and all(word.endswith(bytes(fitting)) for each in words for word in each[:-1]):
-        if ending in (".txt", ".edges"):
+        if ending in (".txt", ".edges", ".edgelist"):
             return fitting[0]
         name = next(name for name, each in SEPARATORS.items() if each == fitting[0])
         raise MatrixError(
@@ -240,10 +277,19 @@ def _separator(lines: Sequence[bytes], ending: str, options: ReadOptions, quotes
     return TAB_OR_SPACE
 
 
+def _records(lines: Sequence[bytes], quotes: bool) -> list[bytes]:
+    """Return the first lines that are whole records."""
+    sound = (each for each in lines if each.strip() and not is_comment(each) and not (quotes and each.count(b'"') % 2))
+    return list(itertools.islice(sound, SAMPLED))
+
+
 def _of_commas(records: Sequence[bytes], options: ReadOptions, quotes: bool, path: str) -> int:
     """Return what separates the fields of a .csv."""
     readings = {each: _rows(records, each, quotes) for each in (COMMA, SEMICOLON)}
     fitting = [each for each, rows in readings.items() if rows and _weights_fit(rows, options, each)]
+    rest = readings[SEMICOLON]
+    if fitting == [COMMA] and rest and all(len(row) == 2 for row in readings[COMMA]) and all(len(r) > 2 for r in rest):
+        raise _ambiguous(path)  # a;b;1.000,5
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
@@ -255,7 +301,11 @@ def _of_commas(records: Sequence[bytes], options: ReadOptions, quotes: bool, pat
     for separator, other in ((SEMICOLON, b","), (COMMA, b";")):
         if not any(other in field for row in readings[separator] for field in row[:2]):
             return separator
-    raise MatrixError(
+    raise _ambiguous(path)
+
+
+def _ambiguous(path: str) -> MatrixError:
+    return MatrixError(
         f"{path}: commas and semicolons could both separate the fields of its lines; say which by --separator comma or "
         f"--separator semicolon"
     )
@@ -280,9 +330,7 @@ def _weights_fit(rows: Sequence[Sequence[bytes]], options: ReadOptions, separato
     edges = rows[1:] if options.header or is_header(rows[0]) else rows
     if options.columns is not None:
         return True
-    return all(
-        len(row) < 3 or len(row) > 3 or _is_weight(row[2], decimal_comma=separator == SEMICOLON) for row in edges
-    )
+    return all(len(row) < 3 or len(row) > 3 or is_weight(row[2], decimal_comma=separator == SEMICOLON) for row in edges)
 
 
 def _first_record(lines: Sequence[bytes], separator: int, quotes: bool) -> tuple[int, int, list[bytes]]:

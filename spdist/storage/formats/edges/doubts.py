@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
-from spdist.errors import MatrixError
+from spdist.errors import MatrixError, one_line
 from spdist.foundation.units import counted
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.formats.edges.dialect import IN_WORDS, Dialect
@@ -15,6 +17,11 @@ COMMENT, LATE_COMMENT, TABBED, SPACED, SPACED_NAME, UNWEIGHTED, WEIGHTED, PADDED
 a space in a name, edges without and with a weight, blanks around a name, weights with a decimal comma or point."""
 
 KINDS = 10
+
+_NOT_ASCII = re.compile(rb"[^\n]*[\x80-\xff][^\n]*")
+_ODD = rb"(\xc2\xa0|\xe2\x80[\x80-\x8b\xaf]|\xe3\x80\x80)"
+_ODD_BLANKS = re.compile(rb"^" + _ODD + rb"[^\n]*|^[^\n]*" + _ODD + rb"$", re.MULTILINE)
+"""Names with a blank around that is none in ASCII: no-break, of some width, of none, ideographic."""
 
 
 def no_doubts() -> Int64Array:
@@ -55,7 +62,14 @@ def in_words(table: Int64Array, dialect: Dialect, *, names: bool, path: str) -> 
             f"{path}, line {lines[POINT_MARK]:,}: a decimal point, and in line {lines[COMMA_MARK]:,} a decimal comma; "
             f"write all weights alike"
         )
-    found = [_separator(dialect, counts, lines), *dialect.in_words()]
+    if not counts[WEIGHTED] and not counts[UNWEIGHTED]:
+        if counts[COMMENT]:
+            raise MatrixError(
+                f"{path}, line {lines[COMMENT]:,}: a comment, and no line is an edge; if names begin with # or %, put "
+                f"them in quotes"
+            )
+        return ["no edges", *([f"line {dialect.line:,} is the header"] if dialect.header_lines else [])], []
+    found = [_separator(dialect, counts, lines), *dialect.in_words(weighted=counts[WEIGHTED] > 0)]
     if counts[UNWEIGHTED] and counts[WEIGHTED]:
         found.append(f"{_lines(counts[UNWEIGHTED], lines[UNWEIGHTED])} without a weight, taken as 1")
     left_out: list[str] = dialect.left_out()
@@ -66,6 +80,28 @@ def in_words(table: Int64Array, dialect: Dialect, *, names: bool, path: str) -> 
     if counts[PADDED]:
         left_out.append(f"spaces around names in {_lines(counts[PADDED], lines[PADDED])}")
     return found, left_out
+
+
+def of_names(listed: bytes) -> list[str]:
+    """Return what is odd about names, of which each has the end of a line: no UTF-8, or blanks that are no spaces."""
+    if listed.isascii():
+        return []
+    wrong = [each[0] for each in _NOT_ASCII.finditer(listed) if not _is_utf8(each[0])]
+    blank = [each[0] for each in _ODD_BLANKS.finditer(listed)]
+    found = []
+    for names, what in ((wrong, "not UTF-8"), (blank, "with a no-break space or the like around")):
+        if names:
+            first = one_line(repr(names[0]) if what == "not UTF-8" else ascii(names[0].decode("utf-8", "replace")), 40)
+            found.append(f"{counted(len(names), 'name')} {what}, kept as written (first: {first})")
+    return found
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _separator(dialect: Dialect, counts: list[int], lines: list[int]) -> str:

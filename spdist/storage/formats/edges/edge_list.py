@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,10 +23,17 @@ from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.edges import doubts
-from spdist.storage.formats.edges.dialect import Dialect, dialect_of, is_comment
+from spdist.storage.formats.edges.dialect import (
+    SAYS_BIPARTITE,
+    SAYS_SEPARATOR,
+    SEPARATORS,
+    Dialect,
+    dialect_of,
+    is_comment,
+)
 from spdist.storage.formats.edges.lines import LineReader
 from spdist.storage.formats.edges.vertices import Names, Numbers
-from spdist.storage.formats.reading import Reading, ReadOptions
+from spdist.storage.formats.reading import Reading, ReadOptions, Separator
 from spdist.storage.formats.source import Import, Source
 from spdist.storage.formats.text import TextFile
 from spdist.storage.names.names import AxisNames, names_in
@@ -38,6 +46,8 @@ TEXT_BYTES = 1 << 20
 """Bytes of text that a thread reads at a time, and most bytes of a line."""
 HEAD_BYTES = 16 << 20
 """Bytes of comments among which the first edge is looked for before it is decided how the file is written."""
+SAMPLE_BYTES = 1 << 16
+"""Bytes of text that are read at least before it is decided how the file is written."""
 COMPILED_BYTES = 1 << 20
 """Bytes of a file from which its words are found by compiled code: compiling that takes as long as some megabytes."""
 ENTRIES = 1 << 20
@@ -59,7 +69,7 @@ def import_edges(job: Import) -> None:
             count += len(edges)
             job.report_read(min(text.done, job.source.size), 2 * job.source.size)
     shape = job.shape((text.vertices.count, text.vertices.count))
-    listed = text.vertices.listed()
+    listed = text.listed
     names = names_in(listed, job.path, shape[0]) if job.options.names else None
     named = replace(job, names=AxisNames(names, names))
     named.sort(_batches(place), shape, np.dtype(np.float64), count)
@@ -111,8 +121,8 @@ class EdgeText:
     def edges(self) -> Iterator[Any]:
         """Yield arrays of `EDGE`, in order."""
         pieces = self._pieces()
-        head = _head(pieces)
-        dialect = dialect_of(b"".join(head).split(b"\n")[:-1], self.source.ending, self.options, self.path)
+        head, options = self._without_first_line(_head(pieces))
+        dialect = dialect_of(b"".join(head).split(b"\n")[:-1], self.source.ending, options, self.path)
         reader = LineReader(dialect, self.path, numbers=not self.options.names, allow_nan=self.options.allow_nan)
         rest = b""
         for piece, words in self._batches(_without_header(itertools.chain(head, pieces), dialect), dialect):
@@ -131,6 +141,26 @@ class EdgeText:
         found_words, left_out = doubts.in_words(self.doubts, dialect, names=self.options.names, path=self.path)
         self.reading.found += found_words
         self.reading.left_out += left_out
+        if self.options.names:
+            self.reading.found += doubts.of_names(self.listed)
+
+    @cached_property
+    def listed(self) -> bytes:
+        """The names in the order of their numbers, each with the end of a line, once all is read."""
+        return self.vertices.listed()
+
+    def _without_first_line(self, head: list[bytes]) -> tuple[list[bytes], ReadOptions]:
+        """Return the first pieces with a blank line in place of one that only says what separates, and the options."""
+        line = head[0].partition(b"\n")[0] if head else b""
+        if SAYS_BIPARTITE.match(line):
+            self.reading.found.append("line 1 says bipartite: equal numbers of both sides are one vertex here")
+        said = SAYS_SEPARATOR.fullmatch(line)
+        if said is None:
+            return head, self.options
+        self.reading.found.append("line 1 says what separates")
+        name = next(name for name, each in SEPARATORS.items() if each == said[1][0])
+        separator = self.options.separator or cast(Separator, name)
+        return [head[0][len(line) :], *head[1:]], replace(self.options, separator=separator)
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the lines of the text, some at a time, each with its end."""
@@ -197,14 +227,14 @@ def _array(numbers: Int64Array, weights: Any) -> Any:
 
 
 def _head(pieces: Iterator[bytes]) -> list[bytes]:
-    """Return the first pieces of a text, up to the one with the first edge."""
+    """Return the first pieces of a text, up to some lines after the first edge."""
     head: list[bytes] = []
+    has_edge, size = False, 0
     for piece in pieces:
         head.append(piece)
-        if (
-            any(line.strip() and not is_comment(line) for line in piece.split(b"\n"))
-            or sum(map(len, head)) > HEAD_BYTES
-        ):
+        size += len(piece)
+        has_edge = has_edge or any(line.strip() and not is_comment(line) for line in piece.split(b"\n"))
+        if size > (SAMPLE_BYTES if has_edge else HEAD_BYTES):
             break
     return head
 

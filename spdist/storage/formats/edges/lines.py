@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spdist.errors import MatrixError, one_line
+from spdist.foundation.units import counted
 from spdist.matrices.dtypes import Int64Array
 from spdist.storage.formats.edges.dialect import Dialect, is_comment
 from spdist.storage.formats.edges.doubts import (
@@ -39,8 +40,13 @@ BLANK = re.compile(rb"\s")
 RECORD_BYTES = 1 << 16
 """Bytes of the longest record with line breaks in quotes."""
 
-HINTS = {COMMA: (b",", "commas", "comma"), SEMICOLON: (b";", "semicolons", "semicolon"), TAB: (b"\t", "tabs", "tab")}
+HINTS = {
+    COMMA: (b",", "commas", "comma"), SEMICOLON: (b";", "semicolons", "semicolon"), TAB: (b"\t", "tabs", "tab"),
+    SPACE: (b" ", "spaces", "space"),
+}  # fmt: skip
 """What a line may have that separates fields; its name in the plural, and as an option."""
+
+BYTE_ORDER_MARK = "\ufeff".encode()
 
 
 @dataclass
@@ -141,6 +147,8 @@ class LineReader:
             raise self.error(number, "a zero byte; this is no text, or UTF-16 text: convert it to UTF-8")
         separator = separator_of(record, dialect.separator)
         fields = split_fields(record, separator, dialect.quotes) or []
+        if dialect.raw and record == dialect.raw:
+            raise self.error(number, f"the header of line {dialect.line:,} again; remove it, as files were joined here")
         least, most = dialect.bounds(separator)
         if not least <= len(fields) <= most:
             raise self.error(number, self._wrong_count(record, separator, len(fields)))
@@ -169,6 +177,8 @@ class LineReader:
         """Refuse a vertex that has no name, or is no number where vertices are numbers."""
         if not field:
             raise self.error(line, "a vertex has an empty name; write both vertices, or leave the line out")
+        if BYTE_ORDER_MARK in field:
+            raise self.error(line, "a byte order mark inside the text; remove it, as files were joined here")
         if b"\n" in field:
             raise self.error(line, f"the name {_shown(field)} has a line break; names must have none")
         if self.numbers:
@@ -181,7 +191,9 @@ class LineReader:
         try:
             return weight_of(field, decimal_comma=self.dialect.decimal_comma, allow_nan=self.allow_nan)
         except ValueError as error:
-            others = "; choose other columns with --columns" if self.dialect.fields > 3 else ""
+            others = "; choose other columns with --columns" if self.dialect.fields > 2 else ""
+            if field.startswith(b"{"):
+                others = "; networkx.write_weighted_edgelist writes plain weights"
             header = self._header(line) if field[-1:].isalpha() else ""
             raise self.error(line, f"the weight {_shown(field)} {error}{others}{header}") from None
 
@@ -193,12 +205,14 @@ class LineReader:
     def _wrong_count(self, record: bytes, separator: int, count: int) -> str:
         """Say that a record has too few or too many fields, and what may help."""
         if count < 2:
-            hint = next((each for key, each in HINTS.items() if key != separator and each[0] in record), None)
+            tried = (TAB, SPACE) if self.dialect.separator == TAB_OR_SPACE else (separator,)
+            likely = (each for key, each in HINTS.items() if key not in tried)
+            hint = next((each for each in likely if each[0] in record.strip()), None)
             remedy = f"; if {hint[1]} separate, pass --separator {hint[2]}" if hint else ""
-            return f"{count} fields where two vertices and perhaps a weight are expected{remedy}"
+            return f"{counted(count, 'field')} where two vertices and perhaps a weight are expected{remedy}"
         return (
-            f"{count} fields where line {self.dialect.line:,} has {self.dialect.fields}; correct it, or choose columns "
-            f"with --columns"
+            f"{counted(count, 'field')} where line {self.dialect.line:,} has {self.dialect.fields}; correct it, or "
+            f"choose columns with --columns"
         )
 
     def _is_padded(self, record: bytes, separator: int) -> bool:

@@ -29,6 +29,7 @@ from spdist.storage.formats.edges.doubts import (
     no_doubts,
 )
 from spdist.storage.formats.edges.fields import SPACE, TAB, TAB_OR_SPACE, weight_of
+from spdist.storage.formats.edges.lines import BYTE_ORDER_MARK
 
 COMMA, NEWLINE, QUOTE, MINUS, PLUS, DOT = b',\n"-+.'
 COMMENTS = b"#%"
@@ -95,7 +96,9 @@ def words_of(text: bytes, dialect: Dialect, *, numbers: bool, allow_nan: bool = 
     >>> words_of(b"7 12 0.5\n", Dialect(SPACE, False, (0, 1, 2), 3), numbers=True).keys
     array([ 7, 12], dtype=uint64)
     """
-    if b"\0" in text:
+    if b"\0" in text or (not text.isascii() and BYTE_ORDER_MARK in text):
+        return None
+    if dialect.raw and dialect.raw + b"\n" in text:
         return None
     most = len(text) // SHORTEST_LINE + 1
     begins, lengths, keys = np.empty(2 * most, np.int64), np.empty(2 * most, np.int64), np.empty(2 * most, np.uint64)

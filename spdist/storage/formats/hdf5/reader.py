@@ -49,6 +49,9 @@ READ_NAMES = 1 << 14
 LINE_BYTES = 1 << 16
 """Bytes of the longest line of JSON in an answer."""
 
+MATLAB_HEAD = 128
+"""Bytes of the head of a MATLAB file of version 5."""
+
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 """First bytes of HDF5, at the start of the file or after a block of 512 bytes, or twice, four times ... as many."""
 
@@ -77,7 +80,12 @@ def import_mat(job: Import) -> None:
     Parameters and errors are those of `import_hdf5`.
     """
     with _local_file(job) as file:
-        _import_file(job, file, is_matlab5=not _is_hdf5(file, job.path))
+        is_hdf5 = _is_hdf5(file, job.path)
+        head = file.read(MATLAB_HEAD)
+        file.seek(0)
+        if head and not is_hdf5 and b"\0" not in head:
+            raise MatrixError(f"{job.path}: it is text, and no MATLAB file; save it again with save -v7")
+        _import_file(job, file, is_matlab5=not is_hdf5)
 
 
 def _is_hdf5(file: BinaryIO, path: str) -> bool:
