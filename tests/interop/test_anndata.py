@@ -279,6 +279,34 @@ def test_where_a_result_belongs_is_said(tmp_path, cells):
     assert anndata.read_zarr(root).obsm["C"].shape == (40, 40)
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_result_beside_x_is_refused(tmp_path, cells, writer):
+    x = spdist.open(tmp_path / "cells.zarr/X")
+    outside = tmp_path.parent  # WRITERS look for their operands three folders above a result
+    spdist.transpose(x, outside / "T.zarr", overwrite=True)
+    sp.save_npz(outside / "eye.npz", sp.eye_array(CELLS))
+    before = sorted(path.name for path in (tmp_path / "cells.zarr").iterdir())
+    with pytest.raises(spdist.InputError, match=r"cells.zarr/C: AnnData cannot read .*write it to obsp"):
+        WRITERS[writer](x, f"{tmp_path}/cells.zarr/C")
+    assert sorted(path.name for path in (tmp_path / "cells.zarr").iterdir()) == before
+    assert anndata.read_zarr(tmp_path / "cells.zarr").n_obs == CELLS
+
+
+def test_matrices_of_raw(tmp_path):
+    cells = anndata.AnnData(sp.csr_matrix(random_matrix(6, 4, 2, 1)))
+    cells.raw = cells.copy()
+    with anndata.settings.override(zarr_write_format=3, auto_shard_zarr_v3=False):
+        cells[:, :3].copy().write_zarr(tmp_path / "cells.zarr")
+    place = tmp_path / "cells.zarr/raw/X"
+    assert names(spdist.open(place)) == (list("012345"), list("0123"))
+    with pytest.raises(spdist.InputError, match=r"6 x 3 does not fit raw/X, which holds observations x variables of"):
+        spdist.save(place, sp.eye_array(6, 3), overwrite=True)
+    spdist.save(place, sp.eye_array(6, 4), overwrite=True)
+    with pytest.raises(spdist.InputError, match="AnnData cannot read .*raw with"):
+        spdist.save(tmp_path / "cells.zarr/raw/C", sp.eye_array(6, 4))
+    assert anndata.read_zarr(tmp_path / "cells.zarr").raw.X.nnz == 4
+
+
 def test_frames_without_names(tmp_path):
     named(tmp_path / "cells.zarr")
     document = json.loads((tmp_path / "cells.zarr/obs/zarr.json").read_text())
@@ -353,8 +381,8 @@ def test_an_import_of_an_h5ad_keeps_names(tmp_path):
     assert not list((tmp_path / "other.zarr/layers/more").glob("spdist-*"))
 
 
-def test_names_of_a_damaged_h5ad(tmp_path):
-    named(tmp_path / "cells.h5ad")
+def test_names_of_a_damaged_h5ad(tmp_path, caplog):
+    _, var = named(tmp_path / "cells.h5ad")
     with h5py.File(tmp_path / "cells.h5ad", "a") as file:
         del file["obs/_index"]
         file["obs/_index"] = ["a", "b"]
@@ -363,8 +391,10 @@ def test_names_of_a_damaged_h5ad(tmp_path):
     with h5py.File(tmp_path / "cells.h5ad", "a") as file:
         del file["obs/_index"]
         file["obs/_index"] = ["a", "b\nc", *"defg"]
-    with pytest.raises(spdist.MatrixError, match="line break"):
-        spdist.import_matrix(tmp_path / "cells.h5ad", tmp_path / "A.zarr")
+    found = spdist.import_matrix(tmp_path / "cells.h5ad", tmp_path / "L.zarr")
+    assert names(found) == (None, var)
+    assert "a name has a line break; names must have none (the result has no names of rows)" in caplog.text
+    assert found.facts["provenance"]["read"].endswith("; names of columns")
     with h5py.File(tmp_path / "cells.h5ad", "a") as file:
         del file["obs/_index"]
         file["obs/_index"] = h5py.ExternalLink("other.h5", "/x")

@@ -177,7 +177,7 @@ def test_mudata(tmp_path):
     with h5py.File(tmp_path / "a.h5mu", "w") as file:
         file.attrs["encoding-type"] = "MuData"
         anndata.io.write_elem(file, "mod/rna", cells)
-    refused(tmp_path / "a.h5mu", tmp_path, "there is no such matrix; sparse in this file: mod/rna/X")
+    refused(tmp_path / "a.h5mu", tmp_path, "there is no matrix X; sparse in this file: mod/rna/X")
     found, names, _ = read(f"{tmp_path}/a.h5mu::mod/rna/X", tmp_path)
     assert_same(found, A)
     assert names == (CELLS, GENES)
