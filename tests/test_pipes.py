@@ -112,7 +112,7 @@ def test_standard_input_that_is_closed_is_empty(tmp_path):
     words = ["triangles", "-", "--format", "abc"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
-    assert "standard input is 0 x 0; a square matrix is needed" in done.stderr
+    assert "standard input is empty (0 x 0)" in done.stderr
     assert "Traceback" not in done.stderr
 
 
