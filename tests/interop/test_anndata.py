@@ -205,19 +205,23 @@ def test_no_names_on_purpose(tmp_path, caplog):
     assert "names" not in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["group", "line break", "missing"])
+@pytest.mark.parametrize("kind", ["group", "categorical", "line break", "missing"])
 def test_an_index_that_is_not_read_costs_the_names(tmp_path, caplog, kind):
     _, var = named(tmp_path / "cells.zarr")
     frame = zarr.open_group(tmp_path / "cells.zarr/obs", mode="a")
     frame.attrs["_index"] = "other"
     if kind == "group":
         frame.create_group("other", attributes={"encoding-type": "unheard-of"})
+    elif kind == "categorical":
+        with anndata.settings.override(auto_shard_zarr_v3=False):
+            anndata.io.write_elem(frame, "other", pd.Categorical(list("abcdef")))
     elif kind == "line break":
         frame.create_array("other", shape=(6,), dtype=str)[:] = np.array(["a\nb", *"cdefg"], dtype=object)
     x = spdist.open(tmp_path / "cells.zarr/X")
     caplog.set_level("WARNING", "spdist")
     assert names(spdist.transpose(x, tmp_path / "T.zarr")) == (var, None)
     assert "no names of columns" in caplog.text
+    assert ("names in a categorical are not read" in caplog.text) == (kind == "categorical")
 
 
 # -- axes --------------------------------------------------------------------------------------------------------------
@@ -302,7 +306,7 @@ def test_matrices_of_raw(tmp_path):
     with pytest.raises(spdist.InputError, match=r"6 x 3 does not fit raw/X, which holds observations x variables of"):
         spdist.save(place, sp.eye_array(6, 3), overwrite=True)
     spdist.save(place, sp.eye_array(6, 4), overwrite=True)
-    with pytest.raises(spdist.InputError, match="AnnData cannot read .*raw with"):
+    with pytest.raises(spdist.InputError, match=r"AnnData cannot read .*raw with"):
         spdist.save(tmp_path / "cells.zarr/raw/C", sp.eye_array(6, 4))
     assert anndata.read_zarr(tmp_path / "cells.zarr").raw.X.nnz == 4
 

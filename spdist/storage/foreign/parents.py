@@ -44,7 +44,7 @@ def check_parents(url: str) -> None:
     --------
     >>> check_parents("/data/C.zarr")
     """
-    parent = above(url)
+    parent, target = above(url), locations.family_of(url)
     try:
         is_older = bool(parent) and locations.exists(f"{parent}/.zgroup")
         is_group = bool(parent) and locations.exists(f"{parent}/zarr.json")
@@ -52,15 +52,15 @@ def check_parents(url: str) -> None:
         return
     if is_older:
         raise InputError(
-            f"{locations.family_of(url)} would be in {parent}, a group of version 2 of Zarr's format, whose readers cannot see a matrix of "
-            f"version 3: write it elsewhere, or rewrite the group in version 3 "
+            f"{target} would be in {parent}, a group of version 2 of Zarr's format, whose readers cannot see a matrix "
+            f"of version 3: write it elsewhere, or rewrite the group in version 3 "
             f"(anndata.settings.zarr_write_format = 3)"
         )
-    name = locations.family_of(url).rpartition("/")[2]
+    name = target.rpartition("/")[2]
     if is_group and name != "X" and groups.read_attributes(parent).get("encoding-type") in ONLY_X:
         raise InputError(
-            f"{locations.family_of(url)}: AnnData cannot read {parent} with a matrix of this name; write it to obsp, "
-            f"varp, layers, obsm, varm or uns of the AnnData, or elsewhere"
+            f"{target}: AnnData cannot read {parent} with a matrix of this name; write it to obsp, varp, layers, obsm, "
+            f"varm or uns of the AnnData, or elsewhere"
         )
 
 

@@ -160,8 +160,11 @@ def _pieces(place: str, count: int) -> Iterator[bytes]:
     import zarr
 
     groups.check_metadata_files(place, ("values",))
-    if groups.read_attributes(place).get("encoding-type") == "nullable-string-array":
+    encoding = groups.read_attributes(place).get("encoding-type")
+    if encoding == "nullable-string-array":
         place = f"{place}/values"
+    elif encoding == "categorical":
+        raise MatrixError(f"{place}: names in a categorical are not read; make it an index of strings")
     with groups.clear_zarr_errors(place):
         array = zarr.open_array(locations.open_store(place), mode="r")
     if array.ndim != 1:
