@@ -199,6 +199,7 @@ def arrays_of(matrix: Any, threads: int | None = None) -> CSR:
     if not is_scipy(matrix) or matrix.ndim != 2:
         kind = type(matrix).__name__
         remedy = "; spdist.open(path).to_scipy() reads a stored one" if isinstance(matrix, str | Path) else ""
+        remedy = "; x.to_memory() reads it" if hasattr(matrix, "to_memory") else remedy  # AnnData's sparse dataset
         raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {kind}{remedy}")
     matrix = in_native_order(matrix)
     check_dtype(matrix.dtype)
