@@ -15,6 +15,7 @@ import gzip
 import io
 import logging
 import lzma
+import os
 import shutil
 import tempfile
 import zipfile
@@ -180,7 +181,7 @@ def _opened(path: str, kind: Format, scratch: Path) -> AbstractContextManager[Bi
 def _checked(source: Any) -> str:
     """Return a path or URL as text; refuse a matrix in memory."""
     refuse_other_objects(source)
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | os.PathLike):
         raise InputError(
             f"a matrix is imported from a path or URL, not from {type(source).__name__}: spdist.save('A.zarr', m) "
             f"stores one that is in memory"
