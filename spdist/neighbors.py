@@ -24,6 +24,7 @@ from spdist.foundation.threads import run_in_threads
 from spdist.interop.dask_arrays import from_dask, from_hdf5, is_dask_array
 from spdist.jobs.operands import open_operand, place_of
 from spdist.kernels.product_spec import Epilogue
+from spdist.matrices.other_objects import refuse_other_objects
 from spdist.storage.matrix import StoredMatrix
 
 MODES = "distance", "connectivity", "similarity"
@@ -173,6 +174,8 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             elif found.shape[1] != self.n_features_in_:
                 raise ValueError(f"X has {found.shape[1]} features, but {self.n_features_in_} were fitted")
             return found
+        if not hasattr(x, "__array__") and not isinstance(x, list):  # scikit-learn takes these
+            refuse_other_objects(x)
         checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
         return sp.csr_array(checked)
 

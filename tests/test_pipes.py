@@ -112,7 +112,7 @@ def test_standard_input_that_is_closed_is_empty(tmp_path):
     words = ["triangles", "-", "--format", "abc"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
-    assert "standard input is 0 x 0; a square matrix is needed" in done.stderr
+    assert "standard input is empty (0 x 0)" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -122,6 +122,11 @@ def test_standard_input_that_is_closed_is_empty(tmp_path):
         (["markov-clustering", "-", "--abc", "-o", "-", "--json"], "-o - and --json both write to standard output"),
         (["markov-clustering", "-", "--abc", "-o", "-", "--resume"], "so nothing can be resumed"),
         (["markov-clustering", "-", "-o", "-"], "standard input has no name that says what it is: pass --format"),
+        (["import", "A.zarr", "-"], "- stands for standard input or output, which cannot be used here"),
+        (["import", "-", "B.zarr", "--format", "zarr"], "Zarr is a folder, which standard input cannot be"),
+        (["multiply", "A.zarr", "A.zarr", "-", "--transpose-b"], "- stands for standard input or output"),
+        (["pagerank", "A.zarr", "-"], "- stands for standard input or output"),
+        (["transpose", "-", "B.zarr"], "- stands for standard input or output"),
         (["export", "A.zarr", "-"], "standard output has no name that says what to write: pass --format"),
         (["export", "A.zarr", "-", "--format", "mtx", "--json"], "TARGET - and --json both write"),
         (["export", "A.zarr", "-", "--format", "binsparse"], "binsparse is a folder"),

@@ -78,7 +78,9 @@ def check_square(m: Any) -> None:
     MatrixError
     """
     nrows, ncols = m.shape
-    if nrows != ncols or not nrows:
+    if not nrows and not ncols:
+        raise MatrixError(f"{name_of(m)} is empty (0 x 0); a graph has at least one vertex: name another")
+    if nrows != ncols:
         raise MatrixError(
             f"{name_of(m)} is {nrows:,} x {ncols:,}; a square matrix is needed, with a row and a column for each "
             f"vertex: name another"

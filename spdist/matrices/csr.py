@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,7 +198,9 @@ def arrays_of(matrix: Any, threads: int | None = None) -> CSR:
     refuse_other_objects(matrix)
     if not is_scipy(matrix) or matrix.ndim != 2:
         kind = type(matrix).__name__
-        raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {kind}")
+        remedy = "; spdist.open(path).to_scipy() reads a stored one" if isinstance(matrix, str | Path) else ""
+        remedy = "; x.to_memory() reads it" if hasattr(matrix, "to_memory") else remedy  # AnnData's sparse dataset
+        raise MatrixError(f"expected a two-dimensional scipy.sparse matrix or array, got {kind}{remedy}")
     matrix = in_native_order(matrix)
     check_dtype(matrix.dtype)
     m = matrix.tocsr()

@@ -11,7 +11,7 @@ from spdist.errors import MatrixError
 
 MAKERS: dict[tuple[str, str], str] = {
     ("networkx", "Graph"): "nx.to_scipy_sparse_array(G)",
-    ("igraph", "Graph"): "scipy.sparse.csr_array(g.get_adjacency_sparse())",
+    ("igraph", "Graph"): "scipy.sparse.csr_array(g.get_adjacency_sparse('weight' if g.is_weighted() else None))",
     ("igraph", "GraphBase"): "scipy.sparse.csr_array(g.get_adjacency_sparse())",
     ("graph_tool", "Graph"): "scipy.sparse.csr_array(graph_tool.spectral.adjacency(g))",
     ("anndata", "AnnData"): "adata.X, or a matrix of adata.layers or adata.obsp,",

@@ -15,6 +15,7 @@ import gzip
 import io
 import logging
 import lzma
+import os
 import shutil
 import tempfile
 import zipfile
@@ -32,6 +33,7 @@ from spdist.foundation.units import counted
 from spdist.matrices.checks import is_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, index_dtype
+from spdist.matrices.other_objects import refuse_other_objects
 from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import Progress, ignore_progress, staged_file, staged_matrix
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks
@@ -142,7 +144,7 @@ def import_matrix(
     --------
     >>> import_matrix("poisson.mtx.gz", "poisson.zarr")  # doctest: +SKIP
     """
-    given, inner = parted(str(source))
+    given, inner = parted(_checked(source))
     path = given if given == STANDARD_INPUT else locations.normalise(given)
     kind = format_of(path, str(source), format)
     options = ReadOptions(**cast(Any, read | ({} if labels is None else {"names": True})))
@@ -174,6 +176,17 @@ def import_matrix(
 def _opened(path: str, kind: Format, scratch: Path) -> AbstractContextManager[BinaryIO]:
     """Return the open file; an empty one for a format that is a folder."""
     return nullcontext(cast(BinaryIO, io.BytesIO())) if kind.holds is not None else opened_source(path, scratch)
+
+
+def _checked(source: Any) -> str:
+    """Return a path or URL as text; refuse a matrix in memory."""
+    refuse_other_objects(source)
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(
+            f"a matrix is imported from a path or URL, not from {type(source).__name__}: spdist.save('A.zarr', m) "
+            f"stores one that is in memory"
+        )
+    return str(source)
 
 
 def parted(source: str) -> tuple[str, str]:

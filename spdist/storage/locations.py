@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
+from spdist.foundation.standard_output import STANDARD_OUTPUT
 from spdist.matrices.other_objects import refuse_other_objects
 from spdist.storage.objects import service
 
@@ -88,7 +89,7 @@ def normalise(url: str | Path) -> str:
     Raises
     ------
     InputError
-        If `url` is neither text nor a path, or no file can have that name.
+        If `url` is neither text nor a path, or no file can have that name, or it stands for standard input.
 
     Examples
     --------
@@ -99,6 +100,11 @@ def normalise(url: str | Path) -> str:
     if not isinstance(url, str | os.PathLike):
         raise InputError(f"{one_line(repr(url), 100)} is no path and no URL: write for instance 'C.zarr'")
     text = str(url).rstrip("/") or "/"
+    if text == STANDARD_OUTPUT:  # and standard input
+        raise InputError(
+            "- stands for standard input or output, which cannot be used here: import and the tasks on files read it, "
+            "export and markov-clustering write it; for a path of this name write ./-"
+        )
     if not is_local(text):
         return text
     try:

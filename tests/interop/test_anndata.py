@@ -205,19 +205,23 @@ def test_no_names_on_purpose(tmp_path, caplog):
     assert "names" not in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["group", "line break", "missing"])
+@pytest.mark.parametrize("kind", ["group", "categorical", "line break", "missing"])
 def test_an_index_that_is_not_read_costs_the_names(tmp_path, caplog, kind):
     _, var = named(tmp_path / "cells.zarr")
     frame = zarr.open_group(tmp_path / "cells.zarr/obs", mode="a")
     frame.attrs["_index"] = "other"
     if kind == "group":
         frame.create_group("other", attributes={"encoding-type": "unheard-of"})
+    elif kind == "categorical":
+        with anndata.settings.override(auto_shard_zarr_v3=False):
+            anndata.io.write_elem(frame, "other", pd.Categorical(list("abcdef")))
     elif kind == "line break":
         frame.create_array("other", shape=(6,), dtype=str)[:] = np.array(["a\nb", *"cdefg"], dtype=object)
     x = spdist.open(tmp_path / "cells.zarr/X")
     caplog.set_level("WARNING", "spdist")
     assert names(spdist.transpose(x, tmp_path / "T.zarr")) == (var, None)
     assert "no names of columns" in caplog.text
+    assert ("names in a categorical are not read" in caplog.text) == (kind == "categorical")
 
 
 # -- axes --------------------------------------------------------------------------------------------------------------
@@ -277,6 +281,34 @@ def test_where_a_result_belongs_is_said(tmp_path, cells):
     spdist.transpose(x, root / "varm/C")
     spdist.multiply(x, spdist.transpose(x, tmp_path / "T.zarr"), root / "obsm/C")
     assert anndata.read_zarr(root).obsm["C"].shape == (40, 40)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_result_beside_x_is_refused(tmp_path, cells, writer):
+    x = spdist.open(tmp_path / "cells.zarr/X")
+    outside = tmp_path.parent  # WRITERS look for their operands three folders above a result
+    spdist.transpose(x, outside / "T.zarr", overwrite=True)
+    sp.save_npz(outside / "eye.npz", sp.eye_array(CELLS))
+    before = sorted(path.name for path in (tmp_path / "cells.zarr").iterdir())
+    with pytest.raises(spdist.InputError, match=r"cells.zarr/C: AnnData cannot read .*write it to obsp"):
+        WRITERS[writer](x, f"{tmp_path}/cells.zarr/C")
+    assert sorted(path.name for path in (tmp_path / "cells.zarr").iterdir()) == before
+    assert anndata.read_zarr(tmp_path / "cells.zarr").n_obs == CELLS
+
+
+def test_matrices_of_raw(tmp_path):
+    cells = anndata.AnnData(sp.csr_matrix(random_matrix(6, 4, 2, 1)))
+    cells.raw = cells.copy()
+    with anndata.settings.override(zarr_write_format=3, auto_shard_zarr_v3=False):
+        cells[:, :3].copy().write_zarr(tmp_path / "cells.zarr")
+    place = tmp_path / "cells.zarr/raw/X"
+    assert names(spdist.open(place)) == (list("012345"), list("0123"))
+    with pytest.raises(spdist.InputError, match=r"6 x 3 does not fit raw/X, which holds observations x variables of"):
+        spdist.save(place, sp.eye_array(6, 3), overwrite=True)
+    spdist.save(place, sp.eye_array(6, 4), overwrite=True)
+    with pytest.raises(spdist.InputError, match=r"AnnData cannot read .*raw with"):
+        spdist.save(tmp_path / "cells.zarr/raw/C", sp.eye_array(6, 4))
+    assert anndata.read_zarr(tmp_path / "cells.zarr").raw.X.nnz == 4
 
 
 def test_frames_without_names(tmp_path):
@@ -353,8 +385,8 @@ def test_an_import_of_an_h5ad_keeps_names(tmp_path):
     assert not list((tmp_path / "other.zarr/layers/more").glob("spdist-*"))
 
 
-def test_names_of_a_damaged_h5ad(tmp_path):
-    named(tmp_path / "cells.h5ad")
+def test_names_of_a_damaged_h5ad(tmp_path, caplog):
+    _, var = named(tmp_path / "cells.h5ad")
     with h5py.File(tmp_path / "cells.h5ad", "a") as file:
         del file["obs/_index"]
         file["obs/_index"] = ["a", "b"]
@@ -363,8 +395,10 @@ def test_names_of_a_damaged_h5ad(tmp_path):
     with h5py.File(tmp_path / "cells.h5ad", "a") as file:
         del file["obs/_index"]
         file["obs/_index"] = ["a", "b\nc", *"defg"]
-    with pytest.raises(spdist.MatrixError, match="line break"):
-        spdist.import_matrix(tmp_path / "cells.h5ad", tmp_path / "A.zarr")
+    found = spdist.import_matrix(tmp_path / "cells.h5ad", tmp_path / "L.zarr")
+    assert names(found) == (None, var)
+    assert "a name has a line break; names must have none (the result has no names of rows)" in caplog.text
+    assert found.facts["provenance"]["read"].endswith("; names of columns")
     with h5py.File(tmp_path / "cells.h5ad", "a") as file:
         del file["obs/_index"]
         file["obs/_index"] = h5py.ExternalLink("other.h5", "/x")

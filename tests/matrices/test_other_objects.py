@@ -53,7 +53,7 @@ def igraph_graph():
 OBJECTS = {
     "graph": (nx.path_graph(3), "nx.to_scipy_sparse_array(G)"),
     "own graph": (Graph([(0, 1)]), "nx.to_scipy_sparse_array(G)"),
-    "igraph": (igraph_graph(), "g.get_adjacency_sparse()"),
+    "igraph": (igraph_graph(), "g.get_adjacency_sparse('weight' if g.is_weighted() else None)"),
     "cells": (anndata.AnnData(sp.csr_matrix(X)), "adata.X"),
     "frame": (pd.DataFrame(np.eye(3)), "scipy.sparse.csr_array(df.to_numpy())"),
     "sparse frame": (pd.DataFrame.sparse.from_spmatrix(X), "df.sparse.to_coo().tocsr()"),

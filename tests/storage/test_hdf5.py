@@ -94,9 +94,9 @@ def test_anndata_before_07(tmp_path):
         oracle = anndata.read_h5ad(path)
     lists = "sparse in this file: layers/counts, raw.X, uns/neighbors/distances$"
     refused(path, tmp_path, rf"old\.h5ad::X is a dense array: pass --dense .*; {lists}")
-    refused(f"{path}::layers/none", tmp_path, f"there is no such matrix; {lists}")
+    refused(f"{path}::layers/none", tmp_path, f"there is no matrix layers/none; {lists}")
     refused(f"{path}::obs", tmp_path, rf"stored as an array of shape \(30,\), not sparse; {lists}")
-    refused(f"{path}::obsm/X_umap", tmp_path, "there is no such matrix")
+    refused(f"{path}::obsm/X_umap", tmp_path, "there is no matrix obsm/X_umap")
     found, names, said = read(path, tmp_path, dense=True)
     assert_same(found, oracle.X)
     assert names == (oracle.obs_names.tolist(), oracle.var_names.tolist()) == (CELLS, GENES)
@@ -177,7 +177,7 @@ def test_mudata(tmp_path):
     with h5py.File(tmp_path / "a.h5mu", "w") as file:
         file.attrs["encoding-type"] = "MuData"
         anndata.io.write_elem(file, "mod/rna", cells)
-    refused(tmp_path / "a.h5mu", tmp_path, "there is no such matrix; sparse in this file: mod/rna/X")
+    refused(tmp_path / "a.h5mu", tmp_path, "there is no matrix X; sparse in this file: mod/rna/X")
     found, names, _ = read(f"{tmp_path}/a.h5mu::mod/rna/X", tmp_path)
     assert_same(found, A)
     assert names == (CELLS, GENES)

@@ -494,9 +494,16 @@ def test_h5ad_without_anndata(tmp_path, monkeypatch):
 def test_unknown_and_missing_sources(tmp_path):
     with pytest.raises(InputError, match="there is no such file"):
         import_matrix(tmp_path / "none.mtx", tmp_path / "new" / "a.zarr")
-    with pytest.raises(InputError, match=r"cannot tell the format.*\.mtx"):
+    with pytest.raises(InputError, match=r"a\.doc: there is no such file"):
         import_matrix(tmp_path / "a.doc", tmp_path / "new" / "a.zarr")
+    with pytest.raises(InputError, match=r"not from csr_matrix: spdist\.save"):
+        import_matrix(sample().tocsr(), tmp_path / "a.zarr")
+    with pytest.raises(InputError, match=r"scipy\.sparse\.csr_array\(x\)"):
+        import_matrix([[1]], tmp_path / "a.zarr")
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a.doc").touch()
+    with pytest.raises(InputError, match=r"cannot tell the format.*\.mtx"):
+        import_matrix(tmp_path / "a.doc", tmp_path / "a.zarr")
 
 
 def test_existing_targets(tmp_path):

@@ -20,12 +20,15 @@ logger = logging.getLogger("spdist")
 MOST_PARENTS = 8
 """Groups above a matrix that are checked at most."""
 
+ONLY_X = ("anndata", "raw")
+"""Encodings of groups whose only matrix is X: AnnData does not read them if they hold another."""
+
 MATRICES = "csr_matrix", "csc_matrix", "bsr_matrix"
 """Encodings of sparse matrices."""
 
 
 def check_parents(url: str) -> None:
-    """Refuse to write a matrix into a group whose readers would not find it: spdist writes version 3 of Zarr's format.
+    """Refuse to write a matrix into a group of version 2, or beside X in an AnnData: their readers would fail.
 
     Parameters
     ----------
@@ -35,22 +38,29 @@ def check_parents(url: str) -> None:
     Raises
     ------
     InputError
-        If the target is in a group of version 2.
+        If the target is in a group of version 2, or AnnData could not read the group with it.
 
     Examples
     --------
     >>> check_parents("/data/C.zarr")
     """
-    parent = above(url)
+    parent, target = above(url), locations.family_of(url)
     try:
         is_older = bool(parent) and locations.exists(f"{parent}/.zgroup")
+        is_group = bool(parent) and locations.exists(f"{parent}/zarr.json")
     except InputError:  # the storage does not answer; the next access reports it
         return
     if is_older:
         raise InputError(
-            f"{url} would be in {parent}, a group of version 2 of Zarr's format, whose readers cannot see a matrix of "
-            f"version 3: write it elsewhere, or rewrite the group in version 3 "
+            f"{target} would be in {parent}, a group of version 2 of Zarr's format, whose readers cannot see a matrix "
+            f"of version 3: write it elsewhere, or rewrite the group in version 3 "
             f"(anndata.settings.zarr_write_format = 3)"
+        )
+    name = target.rpartition("/")[2]
+    if is_group and name != "X" and groups.read_attributes(parent).get("encoding-type") in ONLY_X:
+        raise InputError(
+            f"{target}: AnnData cannot read {parent} with a matrix of this name; write it to obsp, varp, layers, obsm, "
+            f"varm or uns of the AnnData, or elsewhere"
         )
 
 

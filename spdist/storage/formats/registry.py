@@ -13,7 +13,7 @@ from spdist.storage.formats.graphs.metis import import_metis
 from spdist.storage.formats.hdf5.reader import import_hdf5, import_mat
 from spdist.storage.formats.matrix_market import import_text
 from spdist.storage.formats.npz import import_npy, import_npz
-from spdist.storage.formats.opening import STANDARD_INPUT
+from spdist.storage.formats.opening import STANDARD_INPUT, check_file
 from spdist.storage.formats.petsc import import_petsc
 from spdist.storage.formats.reading import ReadOptions
 from spdist.storage.formats.source import Import
@@ -35,7 +35,7 @@ MEANINGS = {
     "separator": "choice of separators",
     "quotes": "quoted fields",
     "allow_nan": "weights to refuse",
-    "orient": "cells and genes",
+    "orient": "choice of orientation",
     "dense": "dense array",
 }
 """What a file has that an option is about."""
@@ -145,6 +145,8 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
                 return each
     for each in FORMATS:
         if name.removesuffix(packing).endswith(each.endings):
+            if path == STANDARD_INPUT and each.holds is not None:
+                raise InputError(f"{each.name} is a folder, which standard input cannot be: name its path")
             if packing and not each.is_text:
                 raise InputError(f"{source}: {each.name} is not read compressed as {packing}; unpack it first")
             return each
@@ -160,6 +162,8 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
         raise InputError(
             f"{source} is a folder and not {kinds} (which has matrix.mtx or matrix.mtx.gz); name a file in it"
         )
+    if locations.is_local(path):
+        check_file(path)
     raise InputError(
         f"{source}: cannot tell the format from the name; known are {known}, of text also with {', '.join(PACKINGS)}; "
         f"or pass --format"

@@ -24,10 +24,12 @@ FRAMES = {
     "varp": ("var", "var"),
     "obsm": ("obs", ""),
     "varm": ("var", ""),
+    "raw/X": ("obs", "raw/var"),
+    "raw/varm": ("raw/var", ""),
 }
 """Data frames that name the rows and the columns of X, and of the matrices in each folder of an AnnData."""
 
-AXES = {"obs": "observations", "var": "variables", "": "any number"}
+AXES = {"obs": "observations", "var": "variables", "raw/var": "variables of raw", "": "any number"}
 """What messages call the rows or columns that a data frame names."""
 
 READ_NAMES = 1 << 16
@@ -64,10 +66,12 @@ def frames_around(url: str) -> tuple[str, str] | None:
 
 def _around(url: str) -> tuple[str, str] | None:
     """Return the AnnData around a matrix and the key of `FRAMES` for it; None if there is none."""
-    folder, name = above(url), url.rpartition("/")[2]
-    kind = folder.rpartition("/")[2]
-    for root, key in ((folder, name if name == "X" else ""), (above(folder), kind if kind != "X" else "")):
-        if root and key in FRAMES and groups.read_attributes(root).get("encoding-type") == "anndata":
+    for key in FRAMES:
+        path = url if key.endswith("X") else above(url)  # X is a matrix, the others are folders of matrices
+        root = above(path)
+        if "/" in key:
+            root = above(root)
+        if root and path == f"{root}/{key}" and groups.read_attributes(root).get("encoding-type") == "anndata":
             return root, key
     return None
 
@@ -96,16 +100,16 @@ def check_axes(target: str, shape: tuple[int, int], encoding: str = "csr_matrix"
     if locations.family_of(target) != target or (around := _around(target)) is None:
         return
     root, member = around
-    lengths = {frame: _length_of(f"{root}/{frame}") for frame in ("obs", "var")}
+    lengths = {frame: _length_of(f"{root}/{frame}") for frame in ("obs", "var", *filter(None, FRAMES[member]))}
 
     def fits(key: str) -> bool:
         wanted = [lengths.get(frame) for frame in FRAMES[key]]
         return all(most is None or most == length for most, length in zip(wanted, shape, strict=True))
 
     if not fits(member):
-        size = " x ".join("unknown" if length is None else f"{length:,}" for length in lengths.values())
+        size = " x ".join("unknown" if length is None else f"{length:,}" for length in (lengths["obs"], lengths["var"]))
         axes = " x ".join(AXES[frame] for frame in FRAMES[member])
-        homes = [key for key in FRAMES if fits(key)]
+        homes = [key for key in FRAMES if "/" not in key and fits(key)]
         homes = [key for key in homes if all(FRAMES[key])] or homes
         remedy = f"it belongs in {' or '.join(homes)}" if homes else "write it outside the AnnData"
         raise InputError(
@@ -156,8 +160,11 @@ def _pieces(place: str, count: int) -> Iterator[bytes]:
     import zarr
 
     groups.check_metadata_files(place, ("values",))
-    if groups.read_attributes(place).get("encoding-type") == "nullable-string-array":
+    encoding = groups.read_attributes(place).get("encoding-type")
+    if encoding == "nullable-string-array":
         place = f"{place}/values"
+    elif encoding == "categorical":
+        raise MatrixError(f"{place}: names in a categorical are not read; make it an index of strings")
     with groups.clear_zarr_errors(place):
         array = zarr.open_array(locations.open_store(place), mode="r")
     if array.ndim != 1:

@@ -25,8 +25,6 @@ from spdist.storage.formats.hdf5.objects import (
 FORMAT = "an AnnData file"
 
 MORE_FRAMES = {
-    "raw/X": ["obs", "raw/var"],
-    "raw/varm": ["raw/var", ""],
     "raw.X": ["obs", "raw.var"],  # before AnnData 0.7
     "raw.varm": ["raw.var", ""],
     "uns/neighbors/connectivities": ["obs", "obs"],
@@ -73,7 +71,7 @@ def _dense(file: Any, inner: str, item: Any) -> Array:
             return _column(inner, table, column)
     if isinstance(item, h5py.Dataset) and item.shape is not None and len(item.shape) == 2 and not item.dtype.names:
         return stored(inner, item, 2)
-    what = "there is no such matrix"
+    what = f"there is no matrix {inner}"
     if item is not None:
         kind = kind_of(item) or ("a group" if isinstance(item, h5py.Group) else "an array")
         of = f" of shape {item.shape}" if isinstance(item, h5py.Dataset) else ""

@@ -28,6 +28,8 @@ def choose(sparse: list[str], dense: list[str], others: list[str]) -> str:
         )
     if dense:
         return dense[0]
+    if not others:
+        raise RefusedError("it holds no variables")
     raise RefusedError(
         f"none of its variables is a matrix of numbers; there is {listed(others)}; a field of a struct is named as in "
         f"FILE.mat::STRUCT.FIELD"

@@ -60,7 +60,9 @@ def _load(raw: BinaryIO, name: str, fields: Sequence[str] = (), mat_dtype: bool 
     value: Any = scipy.io.loadmat(cast(Any, raw), variable_names=[name], mat_dtype=mat_dtype).get(name)
     names: list[str] = []
     for field in fields:
-        names = list(value.dtype.names or ()) if isinstance(value, np.ndarray) and value.size == 1 else []
+        names = list(value.dtype.names or ()) if isinstance(value, np.ndarray) else []
+        if names and value.size != 1:
+            raise RefusedError(f"'{name}' has {value.size:,} structs, of which none can be named; save one by itself")
         if field not in names:
             raise RefusedError(f"'{name}' is no struct with a field '{field}'; its fields: {listed(names)}")
         value = value[field].flat[0]

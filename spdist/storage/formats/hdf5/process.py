@@ -101,7 +101,7 @@ def text_of(names: Any) -> bytes:
     """Return names as text, in which a line break follows each."""
     text = b"".join(name + b"\n" for name in names.tolist())
     if text.count(b"\n") != len(names):
-        raise RefusedError("a name of a row or a column has a line break; names must have none")
+        raise RefusedError("a name has a line break; names must have none")
     return text
 
 
@@ -120,8 +120,12 @@ def serve(found: Description) -> None:
         name, *ends = line.split()
         at = tuple(slice(int(start), int(stop)) for start, stop in zip(ends[::2], ends[1::2], strict=True))
         named = found.names.get(name)
-        answer = found.arrays[name].read(at).tobytes() if named is None else text_of(named.read(at))
-        say({"bytes": len(answer)}, answer)
+        try:
+            answer = found.arrays[name].read(at).tobytes() if named is None else text_of(named.read(at))
+        except RefusedError as error:  # the matrix can still be read, without these names
+            say({"error": str(error)})
+        else:
+            say({"bytes": len(answer)}, answer)
 
 
 def main() -> None:

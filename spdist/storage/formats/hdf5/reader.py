@@ -148,14 +148,14 @@ def _check_orient(job: Import, format: str) -> None:
 
 
 def _names(reader: _Reader, lengths: dict[str, int | None], shape: tuple[int, int]) -> AxisNames:
-    """Return the names of rows and columns, of which nothing was read."""
+    """Return the names of rows and columns, of which nothing was read; the matrix does without those it cannot keep."""
     found: list[Names | None] = []
     for axis, count in zip(("rows", "columns"), shape, strict=True):
         place, length = f"{reader.name}, names of {axis}", lengths.get(axis)
         if length is not None and length != count:
             raise wrong_number(place, length, count)
         pieces = functools.partial(_pieces, reader, axis, count)
-        found.append(None if length is None else Names(place, count, pieces))
+        found.append(None if length is None else Names(place, count, pieces, foreign=True))
     return AxisNames(*found)
 
 
