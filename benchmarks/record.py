@@ -16,7 +16,7 @@ from typing import Any
 FIELDS = ("date", "commit", "dirty", "command", "host", "device", "driver", "versions", "load_before", "shared_machine")
 """Of every record."""
 PACKAGES = "spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed"
-PEERS = "python-graphblas", "suitesparse-graphblas", "sparse-dot-topn"
+PEERS = "python-graphblas", "suitesparse-graphblas", "sparse-dot-topn", "pandas"
 """Recorded where they are installed."""
 LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 """Of the minute before the benchmark started: what else ran on the machine."""

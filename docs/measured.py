@@ -562,6 +562,29 @@ def from_dask(name: str) -> str:
     )
 
 
+def importing(name: str) -> str:
+    """Compare imports of lists of edges with pandas."""
+    found = record(name)
+    head = ("list of edges", "GB", "`spdist import`", "script", "ratio", "`pandas.read_csv`")
+    rows = [
+        (
+            row["list"],
+            row["bytes"] / 1e9,
+            f"{row['seconds']['spdist']:.2f} s",
+            f"{row['seconds']['script']:.2f} s",
+            row["seconds"]["script"] / row["seconds"]["spdist"],
+            f"{row['seconds']['read_csv']:.2f} s",
+        )
+        for row in found["rows"]
+    ]
+    return (
+        f"Whole commands in fresh processes on {found['cores_used']} cores of {device(name)}, files and matrices in memory (tmpfs), medians. The\n"
+        f"*script* reads with pandas, numbers the vertices, sorts with SciPy and writes with zarr-python, all in memory;\n"
+        f"`spdist import` sorts on the disk, within 512 MiB. `pandas.read_csv` alone reads into a frame and is done.\n\n"
+        f"{table(head, rows)}\n{source(name)}"
+    )
+
+
 def neighbors(name: str) -> str:
     """Compare TopNTransformer with scikit-learn and sparse_dot_topn."""
     found = record(name)
@@ -702,6 +725,8 @@ def measured() -> str:
     if waits.recorded("clustering"):
         parts += ["## Tasks built from products\n", *map(clustering, waits.recorded("clustering"))]
         parts += [*map(neighbors, waits.recorded("neighbors")), *map(from_dask, waits.recorded("from_dask"))]
+    if waits.recorded("importing"):
+        parts += ["## Imports\n", *map(importing, waits.recorded("importing"))]
     if waits.recorded("object_store"):
         parts += ["## Object stores\n", *map(object_store, waits.recorded("object_store"))]
     for title, sections in SECTIONS.items():
