@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     args: argparse.Namespace = parser.parse_args()
-    size, rows = int(args.size * 1e9) if not args.quick else 2_000_000, []
+    size, rows = int(args.size * 1e9), []
+    if args.quick:
+        size, args.rounds, args.kinds = 100_000, 1, args.kinds[:1]
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for kind in args.kinds:
             path, target = Path(folder) / kind, Path(folder) / "A.zarr"

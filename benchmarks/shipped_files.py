@@ -106,6 +106,7 @@ def main() -> None:
     logging.getLogger("spdist").setLevel(logging.ERROR)
     roots = args.packages or [Path(scipy.__file__).parent.parent]
     files = sorted(path for root in roots for path in root.rglob("*") if path.is_file() and path.name.endswith(ENDINGS))
+    files = files[::40] if args.quick else files
     verdicts: Counter[str] = Counter()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
