@@ -45,8 +45,8 @@ SAYS_BIPARTITE = re.compile(rb"%\s*bip\b")
 SAYS_SEPARATOR = re.compile(rb'\s*"?sep=([,;\t ])"?[,;\s]*', re.IGNORECASE)
 """A first line that says to Excel what separates fields."""
 
-_WHOLE = re.compile(rb"[+-]?\d+")
-_DECIMALS = re.compile(rb"\d{1,8}")
+_THOUSANDS = re.compile(rb"[+-]?\d{1,3}")
+_ONES = re.compile(rb"\d{3}")
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,8 @@ def _commented_header(lines: Sequence[bytes], count: int, separator: int) -> tup
 
 
 def _refuse_split_numbers(rows: Sequence[Sequence[bytes]], path: str, line: int) -> None:
-    """Refuse weights as 1,5 or 1,000 in a file whose fields commas separate: their halves are two fields."""
-    if all(len(row) == 4 and _WHOLE.fullmatch(row[2]) and _DECIMALS.fullmatch(row[3]) for row in rows):
+    """Refuse weights as 1,000 in a file whose fields commas separate: their halves are two fields."""
+    if all(len(row) == 4 and _THOUSANDS.fullmatch(row[2]) and _ONES.fullmatch(row[3]) for row in rows):
         number = b",".join(rows[0][2:]).decode()
         raise MatrixError(
             f"{path}, line {line:,}: '{one_line(number, 40)}' may be one number or two fields; write numbers without "
