@@ -131,25 +131,9 @@ def find_words(
 ) -> Any:  # fmt: skip
     """Find the words of lines; return the number of edges, or -1, of weights that are left to Python, and of lines.
 
-    Parameters
-    ----------
-    text : (n,) uint8
-        Whole lines.
-    rules : (10,) int64
-        As `_rules` makes them.
-    numbers : bool
-    basis : int
-        What hashes begin with.
-    powers : (23,) float64
-        Of ten.
-    places : (PLACES,) int64
-        Room for the words of a line.
-    begins, lengths, keys, weights : arrays
-        Are written.
-    odd : (lines, 3) int64
-        Gets the edge, the begin and the end of each weight that is not exact as a number of few digits.
-    doubts : (KINDS, 2) int64
-        Gets the doubtful lines.
+    `rules` are made by `_rules`, `basis` is what hashes begin with, `powers` (23,) are those of ten, `places` (PLACES,) is
+    room for the words of a line. Written are `begins`, `lengths` and `keys` (2 edges,), `weights` (edges,), `odd` (lines,
+    3): edge, begin and end of each weight that is not exact as a number of few digits, and `doubts` (KINDS, 2).
     """
     at, count, nodd, lines = 0, 0, 0, 0
     rule, quotes, mark, third = rules[0], rules[1] != 0, rules[2], rules[5]
