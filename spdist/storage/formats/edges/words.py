@@ -131,9 +131,9 @@ def find_words(
 ) -> Any:  # fmt: skip
     """Find the words of lines; return the number of edges, or -1, of weights that are left to Python, and of lines.
 
-    `rules` are made by `_rules`, `basis` is what hashes begin with, `powers` (23,) are those of ten, `places` (PLACES,) is
-    room for the words of a line. Written are `begins`, `lengths` and `keys` (2 edges,), `weights` (edges,), `odd` (lines,
-    3): edge, begin and end of each weight that is not exact as a number of few digits, and `doubts` (KINDS, 2).
+    `rules` are made by `_rules`, `basis` is what hashes begin with, `powers` (23,) are those of ten, and `places`
+    (PLACES,) is room for the words of a line. Written: `begins`, `lengths` and `keys` (2 edges,), `weights` (edges,),
+    `odd` (lines, 3): edge, begin and end of each weight that is not exact as a number of few digits, and `doubts`.
     """
     at, count, nodd, lines = 0, 0, 0, 0
     rule, quotes, mark, third = rules[0], rules[1] != 0, rules[2], rules[5]
