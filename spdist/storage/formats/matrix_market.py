@@ -128,10 +128,6 @@ class Header:
 def import_text(job: Import) -> None:
     """Import Matrix Market text.
 
-    Parameters
-    ----------
-    job : Import
-
     Raises
     ------
     MatrixError

@@ -50,10 +50,6 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def import_npz(job: Import) -> None:
     """Import a file of ``scipy.sparse.save_npz``, or of the function of this name in pydata/sparse.
 
-    Parameters
-    ----------
-    job : Import
-
     Raises
     ------
     MatrixError
@@ -325,10 +321,6 @@ class _Coordinates:
 
 def import_npy(job: Import) -> None:
     """Import the nonzeros of a dense array of ``numpy.save``.
-
-    Parameters
-    ----------
-    job : Import
 
     Raises
     ------

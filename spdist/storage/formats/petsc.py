@@ -34,10 +34,6 @@ READ_BYTES = 1 << 20
 def import_petsc(job: Import) -> None:
     """Import a matrix in PETSc's binary format.
 
-    Parameters
-    ----------
-    job : Import
-
     Raises
     ------
     InputError

@@ -56,10 +56,6 @@ def is_zarr(url: str) -> bool:
 def import_zarr(job: Import) -> None:
     """Import a matrix in Zarr that another program wrote, with the names that the AnnData around it has.
 
-    Parameters
-    ----------
-    job : Import
-
     Raises
     ------
     InputError

@@ -39,10 +39,6 @@ def import_mci(job: Import) -> None:
 
     As in mcl, zeros are dropped, and of several entries in one position the first is kept.
 
-    Parameters
-    ----------
-    job : Import
-
     Raises
     ------
     MatrixError

@@ -33,10 +33,6 @@ MAX_WEIGHTS = 1000
 def import_metis(job: Import) -> None:
     """Import a graph of METIS as its symmetric adjacency matrix of float64.
 
-    Parameters
-    ----------
-    job : Import
-
     Raises
     ------
     MatrixError

@@ -59,10 +59,6 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 def import_hdf5(job: Import) -> None:
     """Import a matrix of an HDF5 file, whichever program wrote it, with the names of its rows and columns.
 
-    Parameters
-    ----------
-    job : Import
-
     Raises
     ------
     InputError
@@ -77,7 +73,7 @@ def import_hdf5(job: Import) -> None:
 def import_mat(job: Import) -> None:
     """Import a matrix of a MATLAB file: HDF5 in version 7.3; an older one needs no h5py.
 
-    Parameters and errors are those of `import_hdf5`.
+    Errors are those of `import_hdf5`.
     """
     with _local_file(job) as file:
         is_hdf5 = _is_hdf5(file, job.path)
