@@ -92,7 +92,9 @@ def check_out(job: Job) -> None:
     """
     if (out := local(job.out)) is not None and out.exists() and not job.resume:
         raise JobError(f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it")
-    own = earlier_report(Path(job.report)).get("job", {}).get("out") == job.out
+    import spdist
+
+    own = earlier_report(Path(job.report)).get("job", {}).get("out") == spdist.without_secrets(job.out)
     if isinstance(job, WholeJob) and not own and is_there(job.out):
         raise JobError(
             f"out: {job.out!r} exists, and {job.report} does not say that this job wrote it; name another out, or set "
