@@ -36,7 +36,7 @@ _URL = re.compile(
     r"(?P<query>\?(?:[^\s'\"<>`]*[^\s'\"<>`)\],;:.])?)?",
     re.IGNORECASE,
 )
-_WITHOUT_SCHEME = re.compile(r"(?<![^\s'\"<>`(=/])[^\s'\"<>`/:@=(]+:(?!/)[^\s'\"<>`@]+@(?=\S)")
+_WITHOUT_SCHEME = re.compile(r"(?<![^\s'\"<>`(=/])(?<!//)(?<!:/)[^\s'\"<>`/:@=(]+:(?![/:])[^\s'\"<>`@]+@(?=\S)")
 _HOST = re.compile(r"[^:/?#\[\]]*(?::\d*)?|\[[^\]]*\](?::\d*)?")
 _FRAGMENT = re.compile(r"#[^#]*=.*", re.DOTALL)
 _NAMED = re.compile(
@@ -119,7 +119,10 @@ def remember_place(place: str) -> None:
             continue
         address, _, query = rest.partition("?")
         user = _user(scheme, rest if "@" in query and "/" not in address else address)
-        remember(user, *user.split(":", 1)[1:])
+        if not user and not _HOST.fullmatch(authority := address.partition("/")[0]):
+            user = authority  # without a host
+        parts = re.split(r"[:/?#@]", user)  # a library may name the one at which it stumbled
+        remember(user.partition(":")[2] or user, *parts[1:])
         for word in query.split("&"):
             name, _, value = word.partition("=")
             if value and re.fullmatch(NAME, name, re.IGNORECASE):
@@ -132,7 +135,7 @@ def _user(scheme: str, address: str) -> str:
     if "@" in authority and ":" not in authority:
         return "" if scheme.lower() in _CONTAINER else authority.rpartition("@")[0]
     if "@" in authority or not _HOST.fullmatch(authority.rstrip(PUNCTUATION)):  # a password may hold / and @
-        return address.rpartition("@")[0] or authority.partition(":")[2]
+        return address.rpartition("@")[0]
     return ""
 
 

@@ -115,7 +115,7 @@ def is_there(place: str) -> bool:
     try:
         system, path = fsspec.core.url_to_fs(place)
         return bool(system.exists(path))
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:  # each file system raises its own
         raise JobError(f"out: {place!r} cannot be opened: {error}; correct the address") from None
 
 

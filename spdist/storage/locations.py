@@ -321,8 +321,8 @@ def discard(url: str) -> None:
     What an error left of a folder is tried once more, since most errors of a disk or of a network pass.
     """
     if not is_local(url):
-        fs, path = file_system(url)
-        with suppress(FileNotFoundError):
+        with suppress(Exception):  # each file system of fsspec raises its own
+            fs, path = file_system(url)
             fs.rm(path, recursive=True)
         return
     place = local_path(url)
