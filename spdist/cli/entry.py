@@ -25,6 +25,7 @@ from spdist.cli.verbs import Verbs
 from spdist.errors import InputError, SpdistError, install, one_line
 from spdist.foundation import phases
 from spdist.foundation.standard_output import drop_unread
+from spdist.shown import remember_place
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr
@@ -156,12 +157,14 @@ def end_process(code: int) -> NoReturn:
 
 def _main(argv: list[str]) -> int:
     """Run one command."""
+    for word in argv:
+        remember_place(word)
     command = next((word for word in argv if not word.startswith("-")), None)
     again = "; continue with --resume" if command in RESUMABLE else ""
     try:
         return _run(_parser(command), argv)
     except SpdistError as error:
-        return _failed(argv, error, one_line(error, LINE), error.exit_code)
+        return _failed(argv, error, str(error), error.exit_code)
     except KeyboardInterrupt as error:
         return _failed(argv, error, f"interrupted{again}", 1)
     except (OSError, MemoryError) as error:
@@ -195,6 +198,7 @@ def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
 
 def _failed(argv: list[str], error: BaseException, text: str, code: int) -> int:
     """Say why a command failed: a line on stderr, and with ``--json`` an object on stdout."""
+    text = one_line(text, LINE)
     print(f"spdist: {text}", file=sys.stderr)
     if "--json" in argv:
         print(json.dumps({"error": text, "kind": type(error).__name__, "exit_code": code}))

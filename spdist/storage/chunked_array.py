@@ -92,7 +92,7 @@ class ChunkedArray:
         Digest of the table of checksums that spdist wrote; empty if there is none.
     """
 
-    url: str
+    url: str = field(repr=False)
     name: str
     length: int
     chunk: int

@@ -20,6 +20,7 @@ from uuid import uuid4
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
 from spdist.foundation.standard_output import STANDARD_OUTPUT
 from spdist.matrices.other_objects import refuse_other_objects
+from spdist.shown import as_cause, remember_place
 from spdist.storage.objects import service
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def normalise(url: str | Path) -> str:
             "export and markov-clustering write it; for a path of this name write ./-"
         )
     if not is_local(text):
+        remember_place(text)
         return text
     try:
         text.encode()  # zarrs takes no other names
@@ -157,7 +159,7 @@ def open_store(url: str) -> Store:
         try:
             return service.open_objects(url)
         except Exception as error:  # obstore's own are subclasses of Exception alone
-            raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from error
+            raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from as_cause(error)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and warns each time
@@ -165,7 +167,7 @@ def open_store(url: str) -> Store:
                 return FsspecStore(_memory(), path=_memory()._strip_protocol(url))
             return FsspecStore.from_url(url, storage_options=storage_options(url))
     except Exception as error:  # each file system of fsspec checks its arguments in its own way
-        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from error
+        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from as_cause(error)
 
 
 def wait(answer: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
@@ -236,7 +238,7 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         fs, path = fsspec.core.url_to_fs(url, **storage_options(url))
     except (ImportError, ValueError) as error:
-        raise InputError(f"{url}: no file system for this URL: {error}") from error
+        raise InputError(f"{url}: no file system for this URL: {one_line(error)}") from as_cause(error)
     return fs, str(path)
 
 
@@ -267,7 +269,7 @@ def clear_of_remote_errors(url: str) -> Iterator[None]:
             problem = f"no answer within {REMOTE_SECONDS:.0f} s"
         raise InputError(
             f"{url}: the storage cannot be used ({problem}); check the URL, the endpoint and the credentials"
-        ) from error
+        ) from as_cause(error)
 
 
 def exists(url: str) -> bool:
@@ -319,8 +321,8 @@ def discard(url: str) -> None:
     What an error left of a folder is tried once more, since most errors of a disk or of a network pass.
     """
     if not is_local(url):
-        fs, path = file_system(url)
-        with suppress(FileNotFoundError):
+        with suppress(Exception):  # each file system of fsspec raises its own
+            fs, path = file_system(url)
             fs.rm(path, recursive=True)
         return
     place = local_path(url)

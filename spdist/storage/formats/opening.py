@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from spdist.errors import InputError, one_line
+from spdist.shown import as_cause
 from spdist.storage import locations
 
 logger = logging.getLogger("spdist")
@@ -69,7 +70,9 @@ def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
     except Exception as error:  # each file system of fsspec raises its own: no such scheme, no credentials, no answer
         cause = error.__cause__ or error
         problem = one_line(cause) or type(cause).__name__
-        raise InputError(f"{path}: cannot be opened ({problem}); correct the address, or copy the file here") from error
+        raise InputError(
+            f"{path}: cannot be opened ({problem}); correct the address, or copy the file here"
+        ) from as_cause(error)
     with file:
         yield file
 
