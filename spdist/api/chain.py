@@ -32,6 +32,7 @@ from spdist.options import (
     options_of,
 )
 from spdist.storage import locations
+from spdist.storage.foreign import versions
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.anndata_frames import check_axes
@@ -90,6 +91,7 @@ def multi_matmul(matrices: Sequence[Any], out: str | Path | None = None, **keywo
     return multiply_chain(matrices, out, execution, output)
 
 
+@versions.watched()
 def multiply_chain(
     matrices: Sequence[Any],
     out: str | Path | None,
@@ -133,6 +135,8 @@ def multiply_chain(
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
     stored = [m if isinstance(m, StoredMatrix) else open_matrix(m) for m in matrices]
+    for matrix in stored:
+        versions.note(matrix)
     chain = plan_chain(stored)
     logger.info("order %s, about %s products", chain.order, f"{chain.products:,}")
     limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)
