@@ -76,10 +76,8 @@ def note(matrix: StoredMatrix) -> None:
     watch = _current.get()
     if watch is None or is_held(matrix.url):
         return
-    if matrix.url not in watch.first_seen:
-        watch.first_seen[matrix.url] = matrix, _versions_of(matrix)
-    elif matrix.known:
-        watch.first_seen[matrix.url] = matrix, watch.first_seen[matrix.url][1]
+    first, before = watch.first_seen.get(matrix.url) or (matrix, _versions_of(matrix))
+    watch.first_seen[matrix.url] = first if first.known else matrix, before
     watch.read.add(matrix.url)
 
 
@@ -108,21 +106,15 @@ def _change(matrix: StoredMatrix, before: _Versions) -> str:
         now = open_matrix(matrix.url)
     except (MatrixError, CorruptError) as error:
         return f"now: {error}"
+    difference = _first_difference(before, _versions_of(now))
     if now == matrix:
-        seen = _versions_of(matrix)
-        if before.can_tell and _first_difference(before, seen) is None:
+        if difference is None and (before.can_tell or not matrix.ours):
             return ""
-        try:
-            found = now.fingerprint()  # a matrix of spdist's own is compared with its tables of checksums
-        except CorruptError as error:
-            return f"now: {error}"
-        if found == (matrix.known or found):
-            return ""
-    else:
-        seen = _versions_of(now)
-    difference = _first_difference(before, seen)
+        with contextlib.suppress(CorruptError):  # which names no more than the difference
+            if matrix.ours and (found := now.fingerprint()) == (matrix.known or found):
+                return ""
     if difference is None:
-        return "its metadata" if now != matrix else "its content"
+        return "its content" if now == matrix else "its metadata"
     name, k = difference
     return f"Zarr chunk {k} of array '{name}', {getattr(matrix, name).key(k)}"
 
