@@ -21,6 +21,7 @@ from spdist.options import CountKeywords, ExecutionOptions, WhereKeywords, lists
 from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 
@@ -41,6 +42,7 @@ class TriangleCount:
 
 
 @lists(CountKeywords)
+@versions.watched()
 def triangles(
     graph: Any,
     *,

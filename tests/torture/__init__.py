@@ -30,6 +30,7 @@ pairs      two commands on one target
 calls      a system call or an allocation fails, in client or worker
 power      a kill, and files that were not synchronised lose what they hold
 memory     the n-th allocation of more than a MiB fails, or all from then on
+rewrites   A, B or the mask rewritten while a product reads it, at a moment or when one of its files is opened
 network    a connection is reset, ends in a message, waits, or says nothing more (TCP proxies between processes)
 histories  random sequences of all this against a model (hypothesis)
 ========== ======================================================================================================

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from spdist.errors import InputError, one_line
+from spdist.errors import InputError, SpdistError, one_line
 from spdist.shown import as_cause
 from spdist.storage import locations
 
@@ -62,7 +63,14 @@ def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
         return
     if locations.is_local(path):
         with locations.local_path(path).open("rb") as local:
+            before = os.fstat(local.fileno())
             yield local
+            after = os.fstat(local.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise SpdistError(
+                f"{path} was written to while it was read: what was read is a mixture and is discarded; run the "
+                f"command again when nothing writes to {path}"
+            )
         return
     fsspec: Any = importlib.import_module("fsspec")
     try:
