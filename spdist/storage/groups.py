@@ -384,7 +384,18 @@ def finish_group(
         sealed[array.name] = {"metadata": _document_digest(document), "checksums": write_table(url, array.name, table)}
         _put_document(url, f"{array.name}/zarr.json", document)
     seal = {"version": SEAL_VERSION, "arrays": sealed}
-    attributes = json.loads(json.dumps(attributes | {"spdist": {**attributes["spdist"], "seal": seal}}))
+    _put_sealed(url, attributes | {"spdist": {**attributes["spdist"], "seal": seal}})
+
+
+def add_facts(url: str, facts: dict[str, Any]) -> None:
+    """Add facts to the attribute ``spdist`` of a finished group of spdist's, and seal it again."""
+    attributes = read_attributes(url)
+    _put_sealed(url, attributes | {"spdist": attributes["spdist"] | facts})
+
+
+def _put_sealed(url: str, attributes: dict[str, Any]) -> None:
+    """Write the attributes of a group, with their digest in the seal."""
+    attributes = json.loads(json.dumps(attributes))
     attributes["spdist"]["seal"]["group"] = _attributes_digest(attributes)
     _put_document(url, "zarr.json", group_document(attributes))
 
