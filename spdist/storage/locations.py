@@ -21,6 +21,7 @@ from spdist.errors import InputError, MatrixError, SpdistError, one_line
 from spdist.foundation.standard_output import STANDARD_OUTPUT
 from spdist.matrices.other_objects import refuse_other_objects
 from spdist.storage.objects import service
+from spdist.storage.targets.processes import name_of_writer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -315,7 +316,7 @@ def remove(url: str) -> None:
 
 def _set_aside(folder: Path) -> Path:
     """Rename a folder that is to be deleted; return its new path, or the old one if the system refuses."""
-    aside = Path(f"{family_of(str(folder))}{FAMILY}gone-{uuid4().hex[:8]}")
+    aside = Path(f"{family_of(str(folder))}{FAMILY}gone.{name_of_writer()}")
     try:
         return folder if folder.is_symlink() else folder.rename(aside)
     except OSError:

@@ -7,6 +7,7 @@ come to the result of an undisturbed run with nothing beside it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import shutil
 import sys
@@ -91,6 +92,7 @@ def multiply_chain(argv: list[str]) -> int:
 
     *matrices, out = [word for word in argv if word.endswith(".zarr")]
     modes = {word.removeprefix("--"): True for word in argv if word in ("--resume", "--overwrite")}
+    logging.basicConfig(format="spdist: %(message)s")
     try:
         multi_matmul(matrices, out, engine="numba", memory_limit=LIMIT[1], **modes)
     except SpdistError as error:
