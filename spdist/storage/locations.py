@@ -22,6 +22,7 @@ from spdist.foundation.standard_output import STANDARD_OUTPUT
 from spdist.matrices.other_objects import refuse_other_objects
 from spdist.shown import as_cause, remember_place
 from spdist.storage.objects import service
+from spdist.storage.targets.processes import name_of_writer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -308,15 +309,24 @@ def _patience(url: str) -> float | None:
 
 
 def remove(url: str) -> None:
-    """Delete everything at `url`."""
+    """Delete everything at `url`; of a local folder, a process that is killed meanwhile leaves no part at its place."""
     if is_local(url):
-        shutil.rmtree(local_path(url))
+        shutil.rmtree(_set_aside(local_path(url)))
     else:
         wait(open_store(url).delete_dir(""))
 
 
+def _set_aside(folder: Path) -> Path:
+    """Rename a folder that is to be deleted; return its new path, or the old one if the system refuses."""
+    aside = Path(f"{family_of(str(folder))}{FAMILY}gone.{name_of_writer()}")
+    try:
+        return folder if folder.is_symlink() else folder.rename(aside)
+    except OSError:
+        return folder
+
+
 def discard(url: str) -> None:
-    """Delete a file or a folder, as far as the system allows; it need not exist.
+    """Delete a file or a folder, as `remove`, as far as the system allows; it need not exist.
 
     What an error left of a folder is tried once more, since most errors of a disk or of a network pass.
     """
@@ -327,8 +337,11 @@ def discard(url: str) -> None:
         return
     place = local_path(url)
     if place.is_dir() and not place.is_symlink():
+        aside = _set_aside(place)
         for _ in range(2):
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            aside.rename(place)  # if it could not be deleted whole
     else:
         with suppress(OSError):
             place.unlink()
