@@ -257,9 +257,10 @@ class WorkerMemory:
         return kernels * kernel + (B_START_BYTES * b.nrows if limits.upper and b_resident else 0)
 
     def c_bytes(self, table: BlockTable, entries: str) -> Int64Array:
-        """Return the bytes of each block's C, from one of the fields that count its entries."""
+        """Return the bytes of each block's C, from one of the fields that count its entries; its longest row fits."""
         margin = self.tuning.blocks.margin
-        of_entries = (table[entries] * self.c_entry_on_host * margin).astype(np.int64)
+        longest = np.minimum(table["longest"], self.row_limits.top_n if entries == "nnz" else self.request.b.ncols)
+        of_entries = np.maximum((table[entries] * margin).astype(np.int64), longest) * self.c_entry_on_host
         nbytes: Int64Array = of_entries + C_ROW_BYTES * (table["stop"] - table["start"])
         return nbytes
 
