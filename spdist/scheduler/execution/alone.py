@@ -341,12 +341,13 @@ def _context(draft: JobSpec, plan: Plan) -> Iterator[tuple[WorkerContext, int]]:
     context = WorkerContext(fix_engine(draft.with_plan(plan, ""), plan))
     with phases.during("run"):
         context.load(plan)
-    worker_process.reset_peak()
-    idle = worker_process.resident_memory()
-    try:
-        yield context, idle
-    finally:
-        context.release()
+    with worker_process.small_arrays_kept(context.job.host_bytes):
+        worker_process.reset_peak()
+        idle = worker_process.resident_memory()
+        try:
+            yield context, idle
+        finally:
+            context.release()
 
 
 @contextmanager

@@ -186,7 +186,6 @@ class WorkerContext:
     def load(self, plan: Plan) -> None:
         """Load what the blocks of a plan will need, before memory is measured; nothing that they may not need."""
         job = self.job
-        worker_process.keep_small_arrays(job.host_bytes)
         if self.on_gpu or not plan.blocks:
             return
         load_codecs(max(block.nnz for block in plan.blocks) // plan.chunk)

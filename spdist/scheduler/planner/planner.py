@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdist.errors import InputError, MemoryBoundError, SpdistError
+from spdist.foundation.cpus import count_cpus
 from spdist.foundation.units import format_bytes
 from spdist.matrices.checks import check_canonical, check_product_shapes
 from spdist.matrices.csr import CSR
@@ -76,7 +77,7 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
     MatrixError
         If offsets or columns of A or B are out of range, or their rows are not sorted.
     """
-    tuning = tuning or DEFAULT_TUNING
+    tuning = (tuning or DEFAULT_TUNING).within(request.host_bytes, count_cpus())
     a, b, scan = request.a, request.b, tuning.scan
     check_operands(a, b, request.grid)
     parts = max(1, min(scan.parts, a.nnz // scan.part_entries)) if request.grid is None else 1
