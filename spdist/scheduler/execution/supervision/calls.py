@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from distributed import Client, WorkerPlugin
@@ -182,6 +183,19 @@ def addresses(client: Client) -> list[str]:
     if not is_connected(client) or "workers" not in info:
         raise lost_scheduler(client)
     return list(info["workers"])
+
+
+def remove_worker(client: Client, worker: str, seconds: float) -> None:
+    """Let the scheduler forget a worker, within some seconds: its tasks run elsewhere, its late results are ignored.
+
+    The worker is not told to end. It learns from its next heartbeat that it was removed (`silence.come_back`).
+    """
+    scheduler: Any = client.scheduler
+    with suppress(*LOST, OSError):
+        client.sync(
+            scheduler.unregister, address=worker, stimulus_id=f"spdist-silent-{uuid.uuid4().hex[:12]}", expected=True,
+            close=False, callback_timeout=seconds,
+        )  # fmt: skip
 
 
 def persistent(call: Callable[[], Result], what: str) -> Result:
