@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from distributed import Client, WorkerPlugin
+from distributed import Client, Scheduler, WorkerPlugin
 from distributed.client import ClosedClientError
 from distributed.comm.core import CommClosedError
 from distributed.core import clean_exception
@@ -31,6 +30,8 @@ PAUSE_SECONDS = 0.5
 """Seconds between two attempts."""
 CLEAN_UP_SECONDS = 3.0
 """Seconds that cleaning up on the workers may take."""
+STIMULUS = "spdist-silent-worker"
+"""Cause of the removal of a worker, for Dask's logs."""
 LOST = CommClosedError, CancelledError, KilledWorker, ClosedClientError
 """Exceptions of Dask that say that a worker, or the scheduler, is gone."""
 
@@ -188,14 +189,21 @@ def addresses(client: Client) -> list[str]:
 def remove_worker(client: Client, worker: str, seconds: float) -> None:
     """Let the scheduler forget a worker, within some seconds: its tasks run elsewhere, its late results are ignored.
 
-    The worker is not told to end. It learns from its next heartbeat that it was removed (`silence.come_back`).
+    The worker is not told to end: it learns from its next heartbeat that it was removed, and its nanny starts it anew
+    (`silence.come_back`). A scheduler without spdist ends the worker, and its nanny.
     """
     scheduler: Any = client.scheduler
     with suppress(*LOST, OSError):
-        client.sync(
-            scheduler.unregister, address=worker, stimulus_id=f"spdist-silent-{uuid.uuid4().hex[:12]}", expected=True,
-            close=False, callback_timeout=seconds,
-        )  # fmt: skip
+        try:
+            client.sync(client._run_on_scheduler, _forget, worker, callback_timeout=seconds)
+        except (ImportError, ValueError):
+            unregister = {"address": worker, "stimulus_id": STIMULUS, "expected": True}
+            client.sync(scheduler.unregister, **unregister, callback_timeout=seconds)
+
+
+async def _forget(worker: str, dask_scheduler: Scheduler) -> None:
+    """Remove a worker; runs on the scheduler, as no message of Dask leaves the worker alive."""
+    await dask_scheduler.remove_worker(worker, stimulus_id=STIMULUS, expected=True, close=False)
 
 
 def persistent(call: Callable[[], Result], what: str) -> Result:

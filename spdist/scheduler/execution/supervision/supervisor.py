@@ -31,7 +31,7 @@ class Supervisor(NamedTuple):
     monitor: Monitor
 
     def check(self, request: PlanRequest, plan: Plan, target: str) -> None:
-        """Ask for the workers that a plan can use; refuse those that do not fit it, or see other matrices or another place.
+        """Ask for as many workers as a plan can use; refuse those that do not fit it, or see other matrices or folders.
 
         Parameters
         ----------
