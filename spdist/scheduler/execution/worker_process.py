@@ -131,7 +131,10 @@ def count_gpus() -> int:
 
 
 def dask_setup(worker: Worker) -> None:
-    """Ignore Ctrl-C, because the client closes its workers, and lower the priority; Dask calls this at the start."""
+    """Ignore Ctrl-C, lower the priority, and come back after a cut of the network; Dask calls this at the start."""
+    from spdist.scheduler.execution.supervision.silence import come_back
+
+    come_back(worker)
     os.nice(int(os.environ.get(NICE_VARIABLE, 0)))
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)
