@@ -184,6 +184,10 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in _HOME:
         raise AttributeError(f"module 'spdist' has no attribute {name!r}")
+    if _HOME[name] != "spdist.errors":
+        from spdist.foundation.settings import check_numba
+
+        check_numba()
     value = getattr(importlib.import_module(_HOME[name]), _NAME_AT_HOME.get(name, name))
     globals()[name] = value
     return value

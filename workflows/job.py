@@ -298,9 +298,9 @@ def failed(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, spdist.SpdistError):
         hint = "; in a job: remove C, or name another out" if "--overwrite" in str(error) else ""
         return error.exit_code, {"state": "failed", "error": f"{error}{hint}"}
-    if not isinstance(error, OSError):
-        print(spdist.without_secrets(traceback.format_exc()), end="", file=sys.stderr)
-    return 1, {"state": "failed", "error": f"{type(error).__name__}: {error}; run it again to go on"}
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    where = {} if isinstance(error, OSError) else {"traceback": spdist.without_secrets(traceback.format_exc())}
+    return 1, {"state": "failed", "error": f"{text}; run it again to go on", **where}
 
 
 def was_stopped(error: BaseException | None) -> bool:
@@ -389,10 +389,15 @@ def main(workflow: Workflow, argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     catch_signals()
+    args = arguments(workflow, argv)
     try:
-        return run_file(workflow, arguments(workflow, argv))
+        return run_file(workflow, args)
     except KeyboardInterrupt:  # before there was a run, or while the report was written
         return STOPPED
+    except Exception as error:  # of libraries that do not load as they are set, of the log, of the report
+        code, end = failed(error)
+        print(f"{args.job}: {end['error']}", file=sys.stderr)
+        return code
 
 
 def limit_in_words(job: Job) -> str:

@@ -75,3 +75,16 @@ def drop_unread(error: OSError) -> bool:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
     return True
+
+
+def drop_unwritable() -> str:
+    """Return why nothing more can be written to standard output, and drop what is still to be written; empty if it can.
+
+    A line end is written to see it.
+    """
+    try:
+        os.write(STDOUT, b"\n")
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+        return error.strerror or str(error)
+    return ""

@@ -322,6 +322,13 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
     return None
 
 
+def load_codecs(count: int) -> None:
+    """Load Zarr and zarrs if so many Zarr chunks, which are read or written at once, need them."""
+    if count > FEW:
+        import zarr  # noqa: F401
+        import zarrs  # noqa: F401
+
+
 def _has_zarr() -> bool:
     """Whether Zarr is loaded, so that it costs nothing more to use it."""
     return "zarr" in sys.modules

@@ -386,7 +386,18 @@ def finish_group(
         _put_document(url, f"{array.name}/zarr.json", document)
     seal = {"version": SEAL_VERSION, "arrays": sealed}
     facts = attributes["spdist"]
-    attributes = json.loads(json.dumps(attributes | {"spdist": {**facts, **_provenance(facts), "seal": seal}}))
+    _put_sealed(url, attributes | {"spdist": {**facts, **_provenance(facts), "seal": seal}})
+
+
+def add_facts(url: str, facts: dict[str, Any]) -> None:
+    """Add facts to the attribute ``spdist`` of a finished group of spdist's, and seal it again."""
+    attributes = read_attributes(url)
+    _put_sealed(url, attributes | {"spdist": attributes["spdist"] | facts})
+
+
+def _put_sealed(url: str, attributes: dict[str, Any]) -> None:
+    """Write the attributes of a group, with their digest in the seal."""
+    attributes = json.loads(json.dumps(attributes))
     attributes["spdist"]["seal"]["group"] = _attributes_digest(attributes)
     _put_document(url, "zarr.json", group_document(attributes))
 

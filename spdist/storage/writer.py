@@ -15,6 +15,7 @@ from spdist.matrices.dtypes import ValueArray, blocksize, check_dtype, index_dty
 from spdist.storage import groups, locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, new_array
+from spdist.storage.foreign import versions
 from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.names import ARRAYS as NAME_ARRAYS
@@ -199,11 +200,12 @@ class MatrixWriter:
         self.nnz += block.nnz
 
     def close(self) -> StoredMatrix:
-        """Finish the matrix and return it."""
+        """Finish the matrix and return it, unless a matrix that the call reads was rewritten meanwhile."""
         self._begin()
         assert self._offsets is not None
         for buffer in (self._offsets, *(self._entries or ())):
             buffer.close()
+        versions.check()
         return finish_matrix(self.layout, self.nrows, self.nnz, self.facts, names=self.names)
 
     def _begin(self) -> None:

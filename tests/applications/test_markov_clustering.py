@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import cli
-from spdist.applications import walks, walks_in_memory
+from spdist.applications import operands, walks, walks_in_memory
 from spdist.applications.walks import Pruning
 from spdist.storage.external_sort import Entries
 
@@ -56,9 +56,13 @@ def test_clusters_are_those_of_mcl(genes, tmp_path, options):
     assert out.read_text().splitlines() == EXPECTED[options]
 
 
-@pytest.mark.parametrize("options", ["-I 2", "-I 2 -P 60 -S 8 -R 14 -pct 90"])
-def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [("-I 2", 1 << 20), ("-I 2 -P 60 -S 8 -R 14 -pct 90", 1 << 20), ("-I 2 -P 60 -S 8 -R 14 -pct 90", 500)],
+)
+def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, part, monkeypatch, capsys):
     monkeypatch.setattr(walks, "COPIES", 1 << 40)  # nothing fits in memory
+    monkeypatch.setattr(operands, "PART_ENTRIES", part)
     out = tmp_path / "clusters"
     assert cli.main(["markov-clustering", str(genes), "-o", str(out), *options.split(), "--json"]) == 0
     assert out.read_text().splitlines() == EXPECTED[options]

@@ -73,13 +73,17 @@ def test_rows_alone(a, key):
     same(a[key], M[key])
 
 
-def test_parts_of_a_read_do_not_show(a, monkeypatch):
+def test_parts_of_a_read_do_not_show(a, blocks, monkeypatch):
     monkeypatch.setattr(rows_module, "PART_ENTRIES", 1)
     monkeypatch.setattr(rows_module, "PART_ROWS", 3)
     same(a[5:50, [1, 2]], M[5:50][:, [1, 2]])
     same(a[np.arange(50, 2, -5)], M[np.arange(50, 2, -5)])
-    x = np.arange(43.0)
-    assert np.allclose(a @ x, M @ x)
+    x, y = np.arange(43.0), np.arange(57.0)
+    assert np.allclose(a @ x, M.toarray() @ x)
+    assert np.allclose(a.T @ y, M.toarray().T @ y)
+    m, stored_blocks = blocks
+    assert np.allclose(stored_blocks @ np.arange(9.0), m.toarray() @ np.arange(9.0))
+    assert np.allclose(stored_blocks.T @ np.arange(6.0), m.toarray().T @ np.arange(6.0))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.torture import calls, damage, kills, machine, pairs, proxy
+from tests.torture import calls, damage, kills, machine, pairs, proxy, rewrites, tasks
 from tests.torture.kills import Bench
 from tests.torture.outcome import Outcome, Table
 from tests.torture.products import Stock
@@ -29,6 +29,7 @@ Part = Callable[[Bench, random.Random], Outcome]
 PARTS: dict[str, tuple[Part, float]] = {
     "kills": (lambda bench, rng: kills.run_kill(bench, kills.random_kill(bench, rng)), 1.0),
     "cluster": (kills.random_cluster_kill, 0.1),
+    "tasks": (tasks.random_task_kill, 0.5),
     "damage": (damage.random_damage, 1.0),
     "pairs": (pairs.random_pair, 0.5),
     "calls": (calls.random_failure, 1.0),
@@ -36,9 +37,10 @@ PARTS: dict[str, tuple[Part, float]] = {
     "network": (proxy.random_network_fault, 0.1),
     "histories": (machine.random_history, 0.1),
     "power": (calls.random_power_loss, 0.2),
+    "rewrites": (rewrites.random_rewrite, 0.2),
 }
 """What each part does, and its trials for each one of ``--count``."""
-NEED_COMPILER = {"calls", "memory", "power"}
+NEED_COMPILER = {"tasks", "calls", "memory", "power"}
 """Parts that need `faults.c`."""
 LAST_SECONDS = 15.0
 """Seconds before the time is up in which no trial begins: most take less."""

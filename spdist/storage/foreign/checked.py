@@ -10,6 +10,7 @@ from pathlib import Path
 
 from spdist.shown import without_secrets
 from spdist.storage.checksums import digest_of
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix
 
 VERSION = 1
@@ -41,6 +42,7 @@ def checked(matrix: StoredMatrix) -> StoredMatrix:
     CorruptError
         If a Zarr chunk is missing or altered.
     """
+    versions.note(matrix)
     if matrix.ours:
         return matrix
     found = matrix.fingerprint()
@@ -49,7 +51,9 @@ def checked(matrix: StoredMatrix) -> StoredMatrix:
     if not _is_remembered(digest):
         matrix.check()
         _remember(digest, matrix.url)
-    return replace(matrix, known=found)
+    known = replace(matrix, known=found)
+    versions.note(known)
+    return known
 
 
 def _is_remembered(digest: str) -> bool:

@@ -54,6 +54,46 @@ class ReleaseStrandedTasks(SchedulerPlugin):
                 task.worker_restrictions = None
 
 
+class AdaptiveDemand(SchedulerPlugin):
+    """Tells an adaptive cluster how many workers a run wants.
+
+    Dask counts the tasks that were submitted, and the driver submits no more than the workers that are there can hold.
+
+    Parameters
+    ----------
+    client : str
+        Of which client; the plugin goes when the client has gone.
+    workers : int
+    """
+
+    idempotent = True
+
+    def __init__(self, client: str, workers: int) -> None:
+        self.client, self.workers = client, workers
+        self.name = f"spdist-demand-{client}-{workers}"
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Answer adaptive clusters in place of Dask; without a run the answer is Dask's."""
+
+        def target(target_duration: float | None = None) -> int:
+            wanted = [plugin.workers for plugin in scheduler.plugins.values() if isinstance(plugin, AdaptiveDemand)]
+            return max([scheduler.adaptive_target(target_duration), *wanted])
+
+        scheduler.handlers["adaptive_target"] = target
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Go with the client."""
+        if client == self.client:
+            scheduler.remove_plugin(self.name)
+
+
+def want_workers(client: Client, count: int) -> None:
+    """Let an adaptive cluster have so many workers, or its maximum, until the client leaves."""
+    if client.cluster is None:
+        with contextlib.suppress(ImportError, ValueError):  # no spdist at the scheduler, which a warning has said
+            client.register_plugin(AdaptiveDemand(client.id, count))
+
+
 @contextlib.contextmanager
 def connected(scheduler: str, given: Security | None) -> Iterator[Client]:
     """Yield a client of a running scheduler; say in one line that it cannot be reached, or is gone."""
@@ -64,6 +104,7 @@ def connected(scheduler: str, given: Security | None) -> Iterator[Client]:
             if check_address(scheduler, security).scheme == "tcp":
                 logger.warning(OPEN, scheduler)
             _release_stranded_tasks(client, scheduler)
+            want_workers(client, 1)
             yield client
         except Exception as error:
             if client.lost:
