@@ -335,9 +335,7 @@ def multiply_on_cpu(
         The first rows of the product.
     """
     if blocksize(a.dtype) is None:
-        return cpu.multiply_rows(
-            a, b, 0, capacity, engine=engine, spec=spec, threads=threads, workspace_limit=workspace_limit
-        )
+        return cpu.multiply_rows(a, b, 0, capacity, engine=engine, spec=spec, threads=threads, workspace_limit=workspace_limit)
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # loads Numba
 
     return bsr_cpu.multiply_rows(a, b, 0, capacity)
