@@ -31,6 +31,7 @@ calls      a system call or an allocation fails, in client or worker
 power      a kill, and files that were not synchronised lose what they hold
 memory     the n-th allocation of more than a MiB fails, or all from then on
 network    a connection is reset, ends in a message, waits, or says nothing more (TCP proxies between processes)
+skewed     nothing but a skewed matrix: peak memory against the limit, as reported and from outside
 histories  random sequences of all this against a model (hypothesis)
 ========== ======================================================================================================
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.torture import calls, damage, kills, machine, pairs, proxy
+from tests.torture import calls, damage, kills, machine, pairs, proxy, skewed
 from tests.torture.kills import Bench
 from tests.torture.outcome import Outcome, Table
 from tests.torture.products import Stock
@@ -36,6 +36,7 @@ PARTS: dict[str, tuple[Part, float]] = {
     "network": (proxy.random_network_fault, 0.1),
     "histories": (machine.random_history, 0.1),
     "power": (calls.random_power_loss, 0.2),
+    "skewed": (skewed.random_skewed_product, 0.2),
 }
 """What each part does, and its trials for each one of ``--count``."""
 NEED_COMPILER = {"calls", "memory", "power"}
