@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.torture import calls, damage, kills, machine, pairs, proxy, rewrites, tasks
+from tests.torture import calls, damage, kills, machine, pairs, proxy, rewrites, skewed, tasks
 from tests.torture.kills import Bench
 from tests.torture.outcome import Outcome, Table
 from tests.torture.products import Stock
@@ -38,6 +38,7 @@ PARTS: dict[str, tuple[Part, float]] = {
     "histories": (machine.random_history, 0.1),
     "power": (calls.random_power_loss, 0.2),
     "rewrites": (rewrites.random_rewrite, 0.2),
+    "skewed": (skewed.random_skewed_product, 0.2),
 }
 """What each part does, and its trials for each one of ``--count``."""
 NEED_COMPILER = {"tasks", "calls", "memory", "power"}
