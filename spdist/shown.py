@@ -92,12 +92,14 @@ def printable(text: str) -> str:
     >>> printable("\x1b]0;title\a.zarr")
     '\\x1b]0;title\\x07.zarr'
     """
-    clean = _clean(text)
-    return clean if clean.isprintable() else "".join(map(_escaped, clean))
+    return escaped(_clean(text))
 
 
-def _escaped(character: str) -> str:
-    return character if character.isprintable() or character == "\n" else repr(character)[1:-1]
+def escaped(text: str, keep: str = "\n") -> str:
+    """Return text with the characters that do not print escaped, other than those to keep."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
 
 
 def remember(*secrets: str | None) -> None:

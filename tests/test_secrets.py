@@ -6,8 +6,10 @@ import itertools
 import json
 import logging
 import os
+import pty
 import random
 import subprocess
+import sys
 import threading
 import traceback
 import urllib.request
@@ -17,6 +19,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import h5py
+import psutil
 import pytest
 import yaml
 from distributed import Client, LocalCluster
@@ -27,8 +30,9 @@ from spdist import cli, shown
 from spdist.api import products
 from spdist.cli import console
 from spdist.errors import one_line
+from spdist.scheduler.execution.clients.cluster import connect
 from spdist.storage.groups import read_facts
-from tests.conftest import load_workflow, random_matrix
+from tests.conftest import WORKFLOWS, load_workflow, random_matrix
 
 CANARY = "CaNaRy7x"
 """Part of every secret."""
@@ -200,6 +204,52 @@ def test_a_run_keeps_no_secret_in_its_record_and_reports(host, capfd):
     assert leaks() == []
     shown_as = f"http://***@{host}/A.zarr"
     assert all(shown_as in Path(name).read_text() for name in ("C.zarr/zarr.json", "run.jsonl", "again.html"))
+
+
+def test_files_of_a_run_hold_none_while_it_runs(host, monkeypatch):
+    """Plan, journal and lock: the same that a killed run leaves."""
+    a = f"http://user:{CANARY}@{host}/A.zarr"
+    monkeypatch.setattr(sys, "argv", ["script", a])
+    seen: list[str] = []
+
+    def look(_: object) -> None:
+        assert leaks() == []
+        seen.extend(path.name for path in Path().rglob("*spdist-*"))
+
+    spdist.multiply(a, "A.zarr", "C.zarr", grid=(3, 1, 1), callbacks=spdist.Callbacks(planned=look, progress=look))
+    assert {"C.zarr.spdist-lock", "spdist-plan"} <= set(seen)
+
+
+def test_processes_are_started_without_secrets(host):
+    with connect(workers=1, scheduler=None, processes=True, blocks=2):
+        lines = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert lines
+    assert CANARY not in str(lines)
+
+
+def test_the_note_of_a_checked_matrix_holds_none(host):
+    spdist.save("A.zarr", random_matrix(5, 5, 2, 1), overwrite=True)
+    file = Path("A.zarr/zarr.json")
+    document = json.loads(file.read_text())
+    del document["attributes"]["spdist"]
+    file.write_text(json.dumps(document))
+    spdist.multiply(f"http://user:{CANARY}@{host}/A.zarr", "A.zarr", "C.zarr")
+    notes = [path.read_text() for path in Path("cache/spdist/checked").iterdir()]
+    assert f"http://***@{host}/A.zarr\n" in notes
+    assert leaks() == []
+
+
+def test_an_error_that_nobody_expected_shows_none():
+    program = (
+        "import sys, logging; from spdist.cli import entry; import spdist.cli.entry as e\n"
+        "def fail(): logging.getLogger('other').error('http://user:k3yw0rd@h/log'); raise KeyError(sys.argv[1])\n"
+        "e.main = fail; e.command()"
+    )
+    words = [sys.executable, "-c", program, f"http://user:{CANARY}@host"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, CANARY in done.stderr, "k3yw0rd" in done.stderr) == (1, False, False)
+    assert "KeyError: 'http://***@host'" in done.stderr
+    assert "http://***@h/log" in done.stderr
 
 
 def test_an_old_record_with_a_secret_makes_a_page_without(host):
@@ -384,6 +434,17 @@ def test_data_on_standard_output_stays_as_it_is(host, capfdbinary):
     assert capfdbinary.readouterr().out.startswith(f"a{EVIL}".encode())
     assert cli.main(["markov-clustering", "k.abc", "-o", "-"]) == 0
     assert EVIL.encode() in capfdbinary.readouterr().out
+
+
+def test_names_that_go_to_a_terminal_are_escaped(host):
+    Path("k.abc").write_text(f"a{EVIL}\tb\t1\n")
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "spdist", "markov-clustering", "k.abc", "-o", "-"]
+    environment = os.environ | {"PYTHONPATH": str(WORKFLOWS.parent)}
+    done = subprocess.run(words, stdout=theirs, stderr=subprocess.PIPE, env=environment, timeout=100)
+    assert (done.returncode, os.read(ours, 1000)) == (0, rb"a\x1b]0;title\x07\x1b[31m\u202eevil\x9b" + b"\tb\r\n")
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_names_in_a_page_are_text(host):
