@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 import spdist
 from spdist import cli
 from spdist.applications import markov_clustering, walks, walks_in_memory
+from spdist.applications.clusters import strongest
 from spdist.applications.walks import Pruning
+from spdist.matrices.csr import from_scipy
 from spdist.storage.external_sort import Entries
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -105,6 +107,22 @@ def test_a_step_keeps_what_the_rules_say(seed, n, density, prune, select, recove
     rows = [pruned(row, rules) for row in first @ first]
     expected = sum(max(int((row > 0).sum()), 1) for row in rows)
     assert abs(seen[0]["entries"] - expected) <= 0.02 * expected + 1  # ties and rounding
+
+
+@pytest.mark.parametrize(("n", "entries"), [(1, 1), (30, 900), (31, 930), (400, 12_000)])
+def test_what_walks_take_at_most(n, entries):
+    """Of 30 values a row at most; three matrices with float32 values and int32 columns at a time."""
+    for pruning in (Pruning(select=30, recover=20), Pruning(select=20, recover=30)):
+        assert pruning.most_entries(n) == entries
+        assert walks.most_bytes(pruning, n) == 3 * 8 * entries
+    assert Pruning(select=0, recover=0).most_entries(n) == n * n
+
+
+def test_a_vertex_belongs_where_its_walk_goes_most():
+    """Row 0 has no loop: values stay from the mean of four on, where there are three. Row 1 keeps to its loop."""
+    rows = from_scipy(sp.csr_array([[0.0, 0.5, 0.2505, 0.2495], [0.0, 0.7, 0.2, 0.1]]))
+    kept = strongest(0, rows).to_scipy().toarray()
+    assert kept.tolist() == [[0.0, 0.5, 0.2505, 0.0], [0.0, 0.7, 0.0, 0.0]]
 
 
 def test_samples_do_not_change_clusters(genes, monkeypatch):
