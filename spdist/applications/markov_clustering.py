@@ -226,6 +226,7 @@ class _StoredWalks:
         poor = [start + pruning.poor(rows) for start, rows in parts(rows_of_all)]
         again = self._expand_again(step, before, np.concatenate(poor)) if sum(map(len, poor)) else None
         facts: dict[str, Any] = {"chaos": 0.0}
+        locations.discard(self.steps.place(step))  # begun by a run that was killed
         writer, done = MatrixWriter(self.steps.place(step), before.ncols, DTYPE, facts), 0
         for (start, rows), numbers in zip(parts(rows_of_all), poor, strict=True):
             if again is not None and len(numbers):

@@ -322,11 +322,10 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
     return None
 
 
-def load_codecs(count: int) -> None:
-    """Load Zarr and zarrs if so many Zarr chunks, which are read or written at once, need them."""
-    if count > FEW:
-        import zarr  # noqa: F401
-        import zarrs  # noqa: F401
+def load_codecs() -> None:
+    """Load Zarr and zarrs, which read and write more than `FEW` Zarr chunks at once."""
+    import zarr  # noqa: F401
+    import zarrs  # noqa: F401
 
 
 def _has_zarr() -> bool:

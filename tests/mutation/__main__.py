@@ -49,7 +49,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="spdist-coverage-") as folder:
         path = args.coverage or Path(folder) / "coverage"
         if not path.exists():
-            measure_coverage(path, 3 * args.jobs)
+            measure_coverage(path, args.jobs)
         verdicts = _judge(chosen, Coverage(path), args.jobs, args.budget, args.each)
     survivors = {number: verdict for number, verdict in sorted(verdicts.items()) if not verdict.killer}
     for number, verdict in survivors.items():

@@ -87,7 +87,19 @@ def measure_coverage(path: Path, processes: int) -> None:
     settings.write_text(SETTINGS.format(path=path))
     options = ["--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", *OPTIONS]
     ignored = [f"--ignore={name.rstrip('/')}" for name in SKIPPED]
-    command = [sys.executable, "-m", "pytest", *options, *ignored, "-n", str(processes), "--timeout=600", "tests"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *options,
+        *ignored,
+        "--dist",
+        "worksteal",
+        "-n",
+        str(processes),
+        "--timeout=300",
+        "tests",
+    ]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTEST_CURRENT_TEST": ""})
 
 

@@ -201,6 +201,14 @@ class TaskKill:
         return f"{self.task.name}: killed {when}, {self.times} times; then {self.mode or 'again'}"
 
 
+def kill_in_turn(bench: Bench, rng: random.Random, number: int) -> Outcome:
+    """Kill all tasks before their last call that changes files, then before the one before it, and so on."""
+    before_last, which = divmod(number, len(TASKS))
+    task = TASKS[which]
+    mode = rng.choice(["--resume", "--resume", ""]) if task.resumes else ""
+    return kill_task(bench, TaskKill(task, before_last % expected(bench, task).changes, 0.0, mode))
+
+
 def random_task_kill(bench: Bench, rng: random.Random) -> Outcome:
     """Kill an application or a conversion, mostly near its end, and run it again."""
     task = rng.choice(TASKS)

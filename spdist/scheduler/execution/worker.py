@@ -26,7 +26,7 @@ from spdist.scheduler.execution.records import BlockNumber, BlockOperands, Block
 from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
 from spdist.scheduler.planner.plan import Plan, gpu_staging
 from spdist.scheduler.planner.worker_memory import engine_workspace
-from spdist.storage.chunked_array import load_codecs
+from spdist.storage.chunked_array import FEW, load_codecs
 from spdist.storage.matrix import Allocate, Held
 
 if TYPE_CHECKING:  # CPUs need neither
@@ -188,7 +188,8 @@ class WorkerContext:
         job = self.job
         if self.on_gpu or not plan.blocks:
             return
-        load_codecs(max(block.nnz for block in plan.blocks) // plan.chunk)
+        if max(block.nnz for block in plan.blocks) > FEW * plan.chunk:
+            load_codecs()
         a, b, spec = tiny_product(job)
         engine = cpu_engine(job)
         if engine == "auto" and spec.plain and blocksize(job.a.dtype) is None:
@@ -199,6 +200,7 @@ class WorkerContext:
         """Load and compile everything that the stages need, with a product of one entry."""
         job = self.job
         worker_process.keep_small_arrays(job.host_bytes)
+        load_codecs()
         a, b, spec = tiny_product(job)
         if self.on_gpu:
             c = self._warm_up_gpu(a, b, spec)
@@ -335,7 +337,9 @@ def multiply_on_cpu(
         The first rows of the product.
     """
     if blocksize(a.dtype) is None:
-        return cpu.multiply_rows(a, b, 0, capacity, engine=engine, spec=spec, threads=threads, workspace_limit=workspace_limit)
+        return cpu.multiply_rows(
+            a, b, 0, capacity, engine=engine, spec=spec, threads=threads, workspace_limit=workspace_limit
+        )
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # loads Numba
 
     return bsr_cpu.multiply_rows(a, b, 0, capacity)

@@ -29,10 +29,12 @@ KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 32, 128 << 10, 4 << 20
 
 Fresh pages cost several times as much to touch as used ones, but memory that is kept may never go back to the system.
 Workers start with the upper bound."""
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+MMAP_THRESHOLD, TRIM_THRESHOLD, ARENA_MAX = -3, -1, -8
 """Parameters of glibc's `mallopt`."""
 USUAL_KEPT = 32 << 20
 """Bytes of the arrays that glibc keeps at most when it adjusts the threshold by itself."""
+ARENAS = 2
+"""Arenas of the allocator, as in `deploy/dask.yaml`; each keeps freed memory of its own."""
 _STATUS = Path("/proc/self/status")
 
 
@@ -85,6 +87,7 @@ def _keep_arrays(most: int) -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(parameter, most)
+        ctypes.CDLL(None).mallopt(ARENA_MAX, ARENAS)
 
 
 @functools.cache

@@ -83,12 +83,14 @@ def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
     Returns
     -------
     BlockRecord
-        With the sums of both, and the longer of their longest rows. Rows and Zarr chunks of B that both blocks need count twice.
+        With the sums of both, and the longer of their longest rows. Rows and Zarr chunks of B that both blocks need
+        count twice.
 
     Examples
     --------
     >>> joined_records(BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1))[:4]
     (0, 3, 6, 5)
     """
-    sums = (sum(both) for both in zip(first[2:-1], second[2:-1], strict=True))
-    return BlockRecord(first.start, second.stop, *sums, max(first.longest, second.longest))
+    fields = zip(BlockRecord._fields, first, second, strict=True)
+    sums = BlockRecord(**{name: one + other for name, one, other in fields})
+    return sums._replace(start=first.start, stop=second.stop, longest=max(first.longest, second.longest))

@@ -277,23 +277,22 @@ class PlanSearch:
         return Attempt(None, assembler.worst_block(cut.table, room.budget), room, b_reads)
 
     def _count_long_rows(self, assembler: Assembler, table: BlockTable, budget: int) -> Int64Array:
-        """Return the bytes of each block, after exact counts of rows that only a bound on their entries keeps out.
+        """Return the bytes of each block, after exact counts of rows that only their entries keep out.
 
         Such a row has a block of its own, unless a grid is forced. Its record in the table becomes exact.
         """
-        memory, longest = assembler.memory, table["longest"].copy()
-        needed = assembler.sizes(table, budget).needed(table)
-        table["longest"] = 0
-        as_expected = assembler.sizes(table, budget).needed(table)
-        table["longest"] = longest
+        memory, least = assembler.memory, table.copy()
+        for entries in ("nnz", "uncut_nnz", "longest"):
+            least[entries] = 0
+        needed, without_c = (assembler.sizes(one, budget).needed(one) for one in (table, least))
         single = table["stop"] == table["start"] + 1
         if memory.row_limits.upper or self.scan.b.ncols > memory.limit // COUNTED_COLUMNS_SHARE:
             return needed
-        for at in np.flatnonzero((needed > budget) & (as_expected <= budget) & single).tolist():
+        for at in np.flatnonzero((needed > budget) & (without_c <= budget) & single).tolist():
             row = int(table["start"][at])
             if row not in self._counted:
                 self._counted[row] = count_row(self.scan.a, self.scan.b, self.scan.b_lengths, row)
-            exact = min(self._counted[row], int(longest[at]))
+            exact = min(self._counted[row], int(table["longest"][at]))
             table["uncut_nnz"][at] = table["longest"][at] = exact
             table["nnz"][at] = min(exact, memory.row_limits.top_n)
         return assembler.sizes(table, budget).needed(table)

@@ -6,8 +6,11 @@ import contextlib
 import functools
 import logging
 import math
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import dask
@@ -37,6 +40,7 @@ from spdist.scheduler.execution.supervision.calls import (
     within,
 )
 from spdist.scheduler.execution.worker_process import NICE_VARIABLE
+from spdist.storage.targets.processes import name_of_writer, writer_lives
 
 logger = logging.getLogger("spdist")
 
@@ -63,6 +67,8 @@ MOST_THREADS = 8
 """Most threads of a worker with a GPU, which reads, multiplies and writes blocks at the same time."""
 NANNY = functools.partial(Nanny, worker_class=PagelessWorker)
 """Starts and watches a worker process."""
+WORKERS = "spdist-workers"
+"""How the names of folders for workers begin, in the folder for temporary files."""
 PRELOAD = ["spdist.scheduler.execution.worker_process"]
 """Modules that workers load first."""
 HOST_SHARE = 0.5
@@ -122,7 +128,7 @@ def started(count: int, engine: str, host_bytes: int, *, processes: bool) -> Ite
     """
     if processes:
         check_limits(count)
-    with dask.config.set(SETTINGS), _without_main_module(), silenced_dask():
+    with _folder() as folder, dask.config.set(SETTINGS | folder), _without_main_module(), silenced_dask():
         cluster = _started_cluster(count, engine in GPU_ENGINES, processes)
         check_hosts(cast(Scheduler, cluster.scheduler))
         load_pages_late(cast(Scheduler, cluster.scheduler), add_to_menu)
@@ -136,6 +142,30 @@ def started(count: int, engine: str, host_bytes: int, *, processes: bool) -> Ite
         finally:
             close_client(client)
             close_cluster(cluster)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[dict[str, str]]:
+    """Yield Dask's setting of the folder that its workers make folders in; remove it afterwards.
+
+    Dask's own stays for ever. A killed run's is removed by the next one.
+    """
+    base = Path(str(dask.config.get("temporary-directory") or tempfile.gettempdir()))
+    for left in base.glob(f"{WORKERS}.*"):
+        if writer_lives(left.name) is False:
+            shutil.rmtree(left, ignore_errors=True)
+    folder = base / f"{WORKERS}.{name_of_writer()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise InputError(
+            f"{base}: no folder for workers can be made there ({error.strerror}): set TMPDIR, or Dask's "
+            f"temporary-directory, to a folder that may be written to"
+        ) from error
+    try:
+        yield {"temporary-directory": str(folder)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _started_cluster(count: int, on_gpu: bool, processes: bool) -> LocalCluster:

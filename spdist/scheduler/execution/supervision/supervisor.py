@@ -48,7 +48,7 @@ class Supervisor(NamedTuple):
         matrices = {"A": request.a, "B": request.b}
         if isinstance(request.spec.mask, StoredMatrix):
             matrices["the mask"] = request.spec.mask
-        want_workers(self.handshake.client, -(-len(plan.blocks) // plan.blocks_in_flight))
+        want_workers(self.handshake.client, -(-len(plan.blocks) // plan.threads))
         question = replace(Question.about(matrices.items()), target=target)
         self.handshake.check(plan.projected_host_memory, question)
 
