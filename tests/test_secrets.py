@@ -30,6 +30,7 @@ from spdist import cli, shown
 from spdist.api import products
 from spdist.cli import console
 from spdist.errors import one_line
+from spdist.foundation.display import Table, as_text
 from spdist.scheduler.execution.clients.cluster import connect
 from spdist.storage.groups import read_facts
 from tests.conftest import WORKFLOWS, load_workflow, random_matrix
@@ -192,6 +193,11 @@ def test_a_matrix_that_has_a_secret_already_is_described_without(host, capfd):
     said = capfd.readouterr().out
     assert (said.count("http://***@"), CANARY in said) == (2, False)
     assert CANARY not in str(products.info("A.zarr"))
+
+
+def test_a_place_that_can_be_read_is_told_without_the_secret(host, capfd):
+    assert run("info json", f"http://user:{CANARY}@{host}/A.zarr") == 0
+    assert json.loads(capfd.readouterr().out)["matrix"] == f"http://***@{host}/A.zarr"
 
 
 def test_a_run_keeps_no_secret_in_its_record_and_reports(host, capfd):
@@ -453,6 +459,10 @@ def test_names_in_a_page_are_text(host):
     spdist.multiply("memory://" + name, "A.zarr", "C.zarr", report="run.html")
     assert "<img src=x" not in Path("run.html").read_text()
     assert "<img" not in spdist.open("memory://" + name)._repr_html_()
+
+
+def test_cells_of_tables_are_escaped():
+    assert as_text([Table((), (("matrix", f"{EVIL} http://user:k3yw0rd@h/A"),))]).endswith(r"\x9b http://***@h/A")
 
 
 def test_a_bar_takes_brackets_as_text(monkeypatch, capfd):
