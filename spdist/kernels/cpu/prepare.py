@@ -29,25 +29,6 @@ _left_to_scipy: Counter[tuple[Any, ...]] = Counter()
 
 
 class MatrixSizes(Protocol):
-    """A matrix in memory or in storage, of which only its sizes are asked."""
-
-    @property
-    def ncols(self) -> int:
-        """Number of columns."""
-        ...
-
-    @property
-    def nnz(self) -> int:
-        """Number of stored entries."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values."""
-        ...
-
-
-class MatrixSizes(Protocol):
     """A matrix in memory or in storage, of which only the sizes are asked."""
 
     @property

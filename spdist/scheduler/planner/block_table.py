@@ -53,7 +53,8 @@ def block_table(records: Iterable[BlockRecord] = ()) -> BlockTable:
 
     Examples
     --------
-    >>> table = block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1)])
+    >>> records = BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1)
+    >>> table = block_table(records)
     >>> table["products"].tolist()
     [5, 1]
     """
@@ -83,12 +84,13 @@ def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
     Returns
     -------
     BlockRecord
-        With the sums of both, and the longer of their longest rows. Rows and Zarr chunks of B that both blocks need count twice.
+        With the sums of both, and the longer of their longest rows. Rows and Zarr chunks of B that both blocks need
+        count twice.
 
     Examples
     --------
     >>> joined_records(BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1))[:4]
     (0, 3, 6, 5)
     """
-    sums = (sum(both) for both in zip(first[2:-1], second[2:-1], strict=True))
-    return BlockRecord(first.start, second.stop, *sums, max(first.longest, second.longest))
+    sums = BlockRecord(*(sum(both) for both in zip(first, second, strict=True)))
+    return sums._replace(start=first.start, stop=second.stop, longest=max(first.longest, second.longest))

@@ -23,7 +23,6 @@ from spdist.scheduler.planner.stored_rows import Lengths, check_rows
 from spdist.scheduler.planner.tuning import SampleTuning
 from spdist.storage.matrix import StoredMatrix
 
-
 COUNTED_AT_ONCE = 1 << 18
 """Entries of B, and those of one row, whose columns `count_row` reads at once."""
 

@@ -1,4 +1,4 @@
-"""Skewed products within their memory limit, by their report and from outside: a few of what torture makes at random."""
+"""Skewed products within their memory limit, by their report and from outside: a few of those of torture."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import scipy.sparse as sp
 
 import spdist
 from spdist.errors import MemoryBoundError
-from spdist.scheduler.execution.operands.of_block import renumber
 from spdist.matrices.csr import CSR
+from spdist.scheduler.execution.operands.of_block import renumber
 from spdist.scheduler.planner.estimate import NO_COMPRESSION, row_limits
 from spdist.scheduler.planner.memory import block_budget
 from spdist.scheduler.planner.planner import DEFAULT_TUNING, make_plan
