@@ -12,6 +12,7 @@ from uuid import uuid4
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.target import check_target
 from spdist.options import FILE_DEFAULTS, FileKeywords, TaskKeywords, select
+from spdist.shown import without_secrets
 from spdist.storage import locations
 from spdist.storage.external_sort import Duplicates
 from spdist.storage.formats.opening import STANDARD_INPUT
@@ -87,10 +88,11 @@ def imported(
         try:
             yield import_matrix(operand, url, **cast(Any, read))
         except SpdistError as error:
-            if url not in str(error):
+            hidden = without_secrets(url)
+            if hidden not in str(error):
                 raise
             shown = "standard input" if str(operand) == STANDARD_INPUT else str(operand)
-            raise type(error)(str(error).replace(url, shown)) from error
+            raise type(error)(str(error).replace(hidden, shown)) from error
         finally:
             locations.discard(url)
 

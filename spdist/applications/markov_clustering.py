@@ -27,6 +27,7 @@ from spdist.options import select as selected
 from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 
@@ -37,6 +38,7 @@ STUBBORN, PRESSED = 40, 1.001
 
 
 @lists(TaskKeywords)
+@versions.watched()
 def markov_clustering(
     graph: Any,
     out: str | Path | None = None,

@@ -26,6 +26,7 @@ from spdist.options import (
     options_of,
     select,
 )
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.anndata_frames import check_axes
 
@@ -34,6 +35,7 @@ ROUNDINGS = 1000
 
 
 @lists(TaskKeywords)
+@versions.watched()
 def shortest_paths(
     graph: Any,
     out: str | Path | None = None,

@@ -18,6 +18,7 @@ from spdist.matrices.dtypes import Int64Array
 from spdist.options import CountKeywords, ExecutionOptions, WhereKeywords, lists, options_of, select
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 
@@ -38,6 +39,7 @@ class TriangleCount:
 
 
 @lists(CountKeywords)
+@versions.watched()
 def triangles(
     graph: Any,
     *,

@@ -32,7 +32,9 @@ pairs      two commands on one target
 calls      a system call or an allocation fails, in client or worker
 power      a kill, and files that were not synchronised lose what they hold
 memory     the n-th allocation of more than a MiB fails, or all from then on
+rewrites   A, B or the mask rewritten while a product reads it, at a moment or when one of its files is opened
 network    a connection is reset, ends in a message, waits, or says nothing more (TCP proxies between processes)
+skewed     nothing but a skewed matrix: peak memory against the limit, as reported and from outside
 histories  random sequences of all this against a model (hypothesis)
 ========== ======================================================================================================
 

@@ -8,6 +8,7 @@
  *            `log` only writes calls down
  * NUMBER     which call of this process, from 1 on
  * ACTION     fail: return -1 with ERRNO; short: write or read half; before, after: kill this process there;
+ *            stop: stop this process there, until another one lets it go on;
  *            forever: fail from this call on
  * PREFIX     calls count if their path begins so; of sockets and allocations all count; in FOLDER only FOLDER/data counts
  *
@@ -81,6 +82,7 @@ static int strikes(const char *op, const char *path) {
     int hit = now == number || (now > number && !strcmp(action, "forever"));
     if (!hit || !first()) return 0;
     if (!strcmp(action, "before")) die();
+    if (!strcmp(action, "stop")) return (int)syscall(SYS_kill, getpid(), SIGSTOP);
     return 1;
 }
 
