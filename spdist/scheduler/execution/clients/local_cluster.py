@@ -166,6 +166,8 @@ def _folder() -> Iterator[dict[str, str]]:
         yield {"temporary-directory": str(folder)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        # A cluster that did not start removes its own folder when the process ends, and logs that it is gone.
+        logging.getLogger("distributed.diskutils").setLevel(logging.CRITICAL)
 
 
 def _started_cluster(count: int, on_gpu: bool, processes: bool) -> LocalCluster:
