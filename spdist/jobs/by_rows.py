@@ -114,10 +114,7 @@ class Job:
         place = layout.url
         check_held(self.target)
         finish_matrix(layout, self.planning.request.a.nrows, outcome.nnz, self.facts, checksums, self.names)
-        notes.sync_metadata(place)  # before the notes go by which C is resumed
-        notes.remove_remains(place)
-        if place != self.target:
-            put_in_place(place, self.target)
+        put_in_place(place, self.target)
         return plan, outcome
 
     @contextlib.contextmanager
@@ -160,15 +157,18 @@ class Job:
 
 
 def put_in_place(place: str, target: str) -> None:
-    """Replace the matrix at `target` by the finished C at `place`, after syncing C to the disk.
+    """Remove the notes by which a finished C at `place` is resumed; move C to `target` if that is another place.
 
     Parameters
     ----------
     place, target : str
-        Normalised paths or URLs.
+        Normalised paths or URLs. A matrix at `target` is replaced.
     """
-    notes.sync_disk(place)
-    replace_target(place, target)
+    notes.sync_metadata(place)  # before the notes go
+    notes.remove_remains(place)
+    if place != target:
+        notes.sync_disk(place)
+        replace_target(place, target)
 
 
 def multiply_by_rows(request: Request, begin: float) -> Report:

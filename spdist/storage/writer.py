@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Layout:
         Whether values are compressed; offsets and columns always are.
     """
 
-    url: str
+    url: str = field(repr=False)
     ncols: int
     dtype: np.dtype[Any]
     chunk: int = CHUNK_LENGTH

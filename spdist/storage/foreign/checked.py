@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from spdist.shown import without_secrets
 from spdist.storage.checksums import digest_of
 from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix
@@ -66,4 +67,4 @@ def _remember(digest: str, url: str) -> None:
     """Keep the digest; if the folder cannot be written, the matrix is checked again next time."""
     with contextlib.suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-        (cache_folder() / digest).write_text(f"{url}\n")
+        (cache_folder() / digest).write_text(f"{without_secrets(url)}\n")

@@ -47,6 +47,10 @@ EXACT = "dask", "distributed"
 """Packages whose versions must be equal."""
 MINOR = "python", "zarr"
 """Packages whose versions must be equal up to the minor version."""
+STEALS = (
+    "the scheduler has distributed.scheduler.work-stealing=True, wanted is False: it moves blocks to workers for whose "
+    "memory they were not planned; start it with DASK_CONFIG=deploy/dask.yaml"
+)
 _CALL = "(exec(source, scope), scope['answer'](expected, question))[1]"
 
 Sums = tuple[tuple[int, ...], ...]
@@ -243,8 +247,10 @@ class Handshake:
             answer = self.client.run_on_scheduler(eval, _CALL, _names(b"", probe.source_digest()))
         except (*LOST, OSError) as error:
             raise lost_scheduler(self.client) from error
-        if not answer["source"]:
-            return {}  # the client has said that it takes no plugin
+        if not answer["source"]:  # the client has said that it takes no plugin
+            if answer["steals"]:
+                logger.warning(STEALS)
+            return {}
         problem = installation_problem(answer)
         return {"": f"the scheduler {problem}"} if problem else {}
 
