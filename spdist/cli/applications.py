@@ -149,6 +149,7 @@ def _stored(function: Any, args: argparse.Namespace, given: dict[str, Any]) -> i
     given = given | _where(args) | _target(args)
     with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
         report = function(args.a, args.c, check=args.verify, callbacks=shown.callbacks, **given)
+    args.made = args.c
     report = replace(report, phases=clock.seconds())
     if not args.json:
         console.show(*report.description(args.c))
@@ -196,6 +197,7 @@ def _shortest_paths(args: argparse.Namespace) -> int:
 
     given = {"sources": args.sources, "hops": args.hops, "on_step": on_step, **file_options(args)}
     found = shortest_paths(args.graph, args.d, **given, **_where(args), **_target(args))
+    args.made = args.d
     if not args.json:
         pairs, vertices = counted(found.nnz, "pair"), counted(found.ncols, "vertex")
         console.line(f"paths between {pairs} of {vertices}; their lengths are in {args.d}")
@@ -228,6 +230,8 @@ def _markov_clustering(args: argparse.Namespace) -> int:
     if to_stdout:
         with standard_output() as out_file:
             out_file.writelines(found.lines())
+    else:
+        args.made = args.out
     facts = found.summary()
     if not args.json:
         after = f"{counted(facts['clusters'], 'cluster')} after {counted(facts['steps'], 'step')} {WALKS[found.place]}"
@@ -259,6 +263,7 @@ def _pagerank(args: argparse.Namespace) -> int:
             labels.write_bytes(text_of(found.names.tolist(), args.graph))
         with place.open("wb") as ranks:  # of a name np.save would add .npy to
             np.save(ranks, found.x)
+    args.made = args.ranks
     facts = {name: getattr(found, name) for name in ("iterations", "residual", "converged", "seconds")}
     best = np.argsort(-found.x, kind="stable")[:10]
     facts["top"] = [{"node": int(node), "rank": float(found.x[node])} for node in best]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
+import errno
 import gc
 import json
 import logging
@@ -12,8 +14,10 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Sequence
+from types import TracebackType
 from typing import NoReturn
 
 from spdist.cli.applications import add_application_verbs
@@ -24,7 +28,9 @@ from spdist.cli.products import add_product_verbs
 from spdist.cli.verbs import Verbs
 from spdist.errors import InputError, SpdistError, install, one_line
 from spdist.foundation import phases
-from spdist.foundation.standard_output import drop_unread
+from spdist.foundation.settings import check_numba, unexpected
+from spdist.foundation.standard_output import drop_unread, drop_unwritable
+from spdist.shown import printable, remember_place
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr
@@ -39,8 +45,23 @@ GARBAGE = 100_000
 """New objects after which the process of a command searches for garbage."""
 RESUMABLE = ("multiply", "similarity", "cooccurrence", "shortest-paths", "markov-clustering")
 """Commands that go on where they were stopped."""
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Numbers of errors that come again if a command is repeated."""
 ADDRESS_SPACE = 2 << 30
 """Bytes of address space for the libraries and their threads; a product with 1.1 GB ended without a line, or hung."""
+
+
+class _Clean(logging.Formatter):
+    """Formats what libraries log to the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message and its traceback without secrets."""
+        return printable(super().format(record))
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    """Print the traceback of an error that nobody expected, without secrets."""
+    print(printable("".join(traceback.format_exception(kind, error, at))), end="", file=sys.stderr)
 
 
 class _Warnings(logging.Handler):
@@ -126,10 +147,17 @@ def _open_standard_files() -> None:
 def command() -> NoReturn:
     """Run the command of this process, and end the process: `main` as the ``spdist`` command calls it."""
     _open_standard_files()
+    sys.excepthook = _show_traceback
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Clean())
     gc.set_threshold(GARBAGE)  # what is loaded stays: to search it again and again took a tenth of a small command
     # No product calls BLAS, whose threads spin for a while once NumPy and SciPy are loaded: 2 CPU seconds on 16 cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    end_process(main())
+    try:
+        code = main()
+    except SystemExit as end:  # of --help
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    end_process(code)
 
 
 def end_process(code: int) -> NoReturn:
@@ -147,8 +175,9 @@ def end_process(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError as error:
-        if not drop_unread(error):
-            sys.exit(code)  # Python's own end says what is wrong
+        if not drop_unread(error) and (problem := drop_unwritable()):
+            with contextlib.suppress(OSError):
+                sys.stderr.write("" if code else f"spdist: standard output cannot be written ({problem})\n")
         code = code or 1
     atexit._run_exitfuncs()
     os._exit(code)
@@ -156,24 +185,38 @@ def end_process(code: int) -> NoReturn:
 
 def _main(argv: list[str]) -> int:
     """Run one command."""
+    for word in argv:
+        remember_place(word)
     command = next((word for word in argv if not word.startswith("-")), None)
     again = "; continue with --resume" if command in RESUMABLE else ""
+    args = argparse.Namespace(made=None)
     try:
-        return _run(_parser(command), argv)
+        code = _run(_parser(command), argv, args)
+        sys.stdout.flush()
+        return code
     except SpdistError as error:
-        return _failed(argv, error, one_line(error, LINE), error.exit_code)
+        return _failed(argv, error, str(error), error.exit_code)
     except KeyboardInterrupt as error:
         return _failed(argv, error, f"interrupted{again}", 1)
-    except (OSError, MemoryError) as error:
-        if isinstance(error, OSError) and drop_unread(error):
+    except MemoryError as error:
+        return _failed(argv, error, f"{one_line(str(error) or 'not enough memory', LINE)}{again}", 1)
+    except OSError as error:
+        if drop_unread(error):
             return 1
-        text = str(error) or ("not enough memory" if isinstance(error, MemoryError) else type(error).__name__)
-        return _failed(argv, error, f"{one_line(text, LINE)}{again}", 1)
+        text = one_line(str(error) or type(error).__name__, LINE)
+        if error.filename is None and (problem := drop_unwritable()):
+            text = f"standard output cannot be written ({problem})"
+            again = again if args.made is None else f"; {args.made} is whole, and only what was to be printed is lost"
+        return _failed(argv, error, text + ("" if error.errno in DENIED else again), 1)
+    except SystemExit:
+        raise
+    except BaseException as error:  # of a library, perhaps of Rust, perhaps for what the user set for it
+        return _failed(argv, error, unexpected(error), 1)
 
 
-def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
-    """Read the arguments and do what they say."""
-    args = parser.parse_args(argv)
+def _run(parser: argparse.ArgumentParser, argv: list[str], args: argparse.Namespace) -> int:
+    """Read the arguments into `args`, and do what they say; a command notes there what it has made."""
+    parser.parse_args(argv, args)
     if args.version:
         from spdist import __version__
 
@@ -182,6 +225,7 @@ def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 2
+    check_numba()
     show_warnings()
     raise_dropped_interrupts()
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # Zarr's, after an interrupt
@@ -195,7 +239,9 @@ def _run(parser: argparse.ArgumentParser, argv: list[str]) -> int:
 
 def _failed(argv: list[str], error: BaseException, text: str, code: int) -> int:
     """Say why a command failed: a line on stderr, and with ``--json`` an object on stdout."""
+    text = one_line(text, LINE)
     print(f"spdist: {text}", file=sys.stderr)
     if "--json" in argv:
-        print(json.dumps({"error": text, "kind": type(error).__name__, "exit_code": code}))
+        with contextlib.suppress(OSError):  # of a standard output that is full
+            print(json.dumps({"error": text, "kind": type(error).__name__, "exit_code": code}), flush=True)
     return code

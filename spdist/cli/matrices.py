@@ -84,6 +84,7 @@ def _export(args: argparse.Namespace) -> int:
     to_stdout = goes_to_standard_output(args, args.target, option="TARGET")
     with console.transfer_bar(f"exporting {args.source}", quiet=args.json) as bar:
         export_matrix(args.source, args.target, format=args.format, **mode_of(args), progress=bar)
+    args.made = None if to_stdout else args.target
     if not args.json and not to_stdout:
         console.line(f"wrote {args.target}")
     return print_json({"target": args.target}, args)
@@ -174,5 +175,5 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show_matrix(matrix: StoredMatrix, args: argparse.Namespace) -> int:
-    args.matrix, args.machine = matrix.url, False
+    args.matrix, args.machine, args.made = matrix.url, False, matrix.url
     return _info(args)

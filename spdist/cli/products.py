@@ -95,6 +95,7 @@ def _multiply(args: argparse.Namespace) -> int:
             callbacks=shown.callbacks,
             **_product_keywords(args),
         )
+    args.made = args.c
     report = replace(report, phases=clock.seconds())
     if not args.json:
         console.show(*report.description(args.c))

@@ -12,6 +12,7 @@ from spdist.storage import groups, locations
 from spdist.storage.atomic_replace import is_ours
 from spdist.storage.foreign.parents import check_parents
 from spdist.storage.lock import remove_remains
+from spdist.storage.targets.others import check_removable
 from spdist.storage.targets.replacement import NEW
 
 logger = logging.getLogger("spdist")
@@ -89,6 +90,8 @@ def check_target(target: str, *, overwrite: bool) -> None:
         raise InputError(f"{target} exists; choose another name or pass --overwrite (overwrite=True)")
     elif not is_ours(target):
         raise InputError(f"{target} exists and is not a matrix, so it is not replaced; remove it yourself")
+    else:
+        check_removable(target)
 
 
 def check_parent(target: str) -> None:
@@ -171,6 +174,8 @@ def find_earlier_product(target: str) -> tuple[str, Facts] | None:
     for place in (replacement, target):
         facts = groups.read_facts(place)
         if "product" in facts:
+            if facts.get("state") == "unfinished":
+                check_removable(place)
             return place, facts
         if place == replacement and locations.exists(place):
             raise ResumeError(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from spdist.errors import MatrixError
+from spdist.errors import InputError, MatrixError
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.threads import run_in_threads
 
@@ -26,6 +26,8 @@ def index_dtype(ncols: int) -> np.dtype[Any]:
 
     Examples
     --------
+    >>> index_dtype(2**31 - 1)
+    dtype('int32')
     >>> index_dtype(2**31)
     dtype('int64')
     """
@@ -80,7 +82,10 @@ def block_dtype(dtype: np.dtype[Any], size: tuple[int, int]) -> np.dtype[Any]:
     >>> block_dtype(np.dtype("f4"), (3, 2)).itemsize
     24
     """
-    return np.dtype([("block", dtype, size)])
+    try:
+        return np.dtype([("block", dtype, size)])
+    except ValueError:  # NumPy counts bytes in a C int
+        raise InputError(f"blocks of {size[0]} x {size[1]} take more than 2 GiB each: choose smaller ones") from None
 
 
 def blocksize(dtype: np.dtype[Any]) -> tuple[int, int] | None:

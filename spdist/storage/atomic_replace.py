@@ -18,6 +18,7 @@ from spdist.storage import groups, locations, lock, notes
 from spdist.storage.foreign.parents import check_parents, tell_parents
 from spdist.storage.matrix import open_matrix
 from spdist.storage.names.anndata_frames import check_axes, frames_around
+from spdist.storage.targets.others import check_removable
 
 Progress = Callable[[int, int], None]
 """Called as ``progress(done, total)``."""
@@ -264,6 +265,7 @@ def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
     if not is_matrix and not locations.local_path(url).is_file():
         what = "a directory" if locations.local_path(url).is_dir() else "no ordinary file"
         raise InputError(f"{url}: is {what}, so it is not replaced by a file; choose another place")
+    check_removable(url)
 
 
 def _check_fits(url: str, staged: str) -> None:

@@ -20,7 +20,9 @@ from uuid import uuid4
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
 from spdist.foundation.standard_output import STANDARD_OUTPUT
 from spdist.matrices.other_objects import refuse_other_objects
+from spdist.shown import as_cause, remember_place
 from spdist.storage.objects import service
+from spdist.storage.targets.processes import name_of_writer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -37,6 +39,9 @@ CONNECT_SECONDS = 8
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Protocols of object stores."""
+
+WRITABLE = OBJECT_STORES | {"sftp", "ssh", "smb", "hdfs", "webhdfs"}
+"""Protocols of storages that can be written to, besides local paths."""
 
 PARTIAL = ".partial"
 """Suffix of the names of files that are being written, by Zarr or spdist."""
@@ -99,13 +104,16 @@ def normalise(url: str | Path) -> str:
     refuse_other_objects(url)
     if not isinstance(url, str | os.PathLike):
         raise InputError(f"{one_line(repr(url), 100)} is no path and no URL: write for instance 'C.zarr'")
-    text = str(url).rstrip("/") or "/"
+    if not str(url):
+        raise InputError("an empty path or URL was given: write for instance 'C.zarr'")
+    text = str(url).removeprefix("local://").rstrip("/") or "/"
     if text == STANDARD_OUTPUT:  # and standard input
         raise InputError(
             "- stands for standard input or output, which cannot be used here: import and the tasks on files read it, "
             "export and markov-clustering write it; for a path of this name write ./-"
         )
     if not is_local(text):
+        remember_place(text)
         return text
     try:
         text.encode()  # zarrs takes no other names
@@ -157,15 +165,18 @@ def open_store(url: str) -> Store:
         try:
             return service.open_objects(url)
         except Exception as error:  # obstore's own are subclasses of Exception alone
-            raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from error
+            raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from as_cause(error)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and warns each time
             if in_process(url):
                 return FsspecStore(_memory(), path=_memory()._strip_protocol(url))
-            return FsspecStore.from_url(url, storage_options=storage_options(url))
+            kind: type[FsspecStore] = FsspecStore
+            if url.startswith(("http://", "https://")):
+                from spdist.storage.objects.http import HttpStore as kind  # noqa: N813
+            return kind.from_url(url, storage_options=storage_options(url))
     except Exception as error:  # each file system of fsspec checks its arguments in its own way
-        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from error
+        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from as_cause(error)
 
 
 def wait(answer: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
@@ -235,9 +246,24 @@ def file_system(url: str) -> tuple[Any, str]:
 
     try:
         fs, path = fsspec.core.url_to_fs(url, **storage_options(url))
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{url}: no file system for this URL: {error}") from error
+    except Exception as error:  # each file system of fsspec connects and checks its arguments in its own way
+        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from as_cause(error)
     return fs, str(path)
+
+
+def check_writable(url: str) -> None:
+    """Refuse a URL of a storage that is only read, or that nobody knows.
+
+    Raises
+    ------
+    InputError
+    """
+    scheme = url.partition("://")[0]
+    if not is_local(url) and scheme not in WRITABLE:
+        raise InputError(
+            f"{one_line(url)}: nothing is written to {one_line(scheme)}://; choose a path, or a URL of "
+            f"{', '.join(sorted(WRITABLE))}"
+        )
 
 
 def is_object_store(fs: Any) -> bool:
@@ -267,7 +293,7 @@ def clear_of_remote_errors(url: str) -> Iterator[None]:
             problem = f"no answer within {REMOTE_SECONDS:.0f} s"
         raise InputError(
             f"{url}: the storage cannot be used ({problem}); check the URL, the endpoint and the credentials"
-        ) from error
+        ) from as_cause(error)
 
 
 def exists(url: str) -> bool:
@@ -306,27 +332,39 @@ def _patience(url: str) -> float | None:
 
 
 def remove(url: str) -> None:
-    """Delete everything at `url`."""
+    """Delete everything at `url`; of a local folder, a process that is killed meanwhile leaves no part at its place."""
     if is_local(url):
-        shutil.rmtree(local_path(url))
+        shutil.rmtree(_set_aside(local_path(url)))
     else:
         wait(open_store(url).delete_dir(""))
 
 
+def _set_aside(folder: Path) -> Path:
+    """Rename a folder that is to be deleted; return its new path, or the old one if the system refuses."""
+    aside = Path(f"{family_of(str(folder))}{FAMILY}gone.{name_of_writer()}")
+    try:
+        return folder if folder.is_symlink() else folder.rename(aside)
+    except OSError:
+        return folder
+
+
 def discard(url: str) -> None:
-    """Delete a file or a folder, as far as the system allows; it need not exist.
+    """Delete a file or a folder, as `remove`, as far as the system allows; it need not exist.
 
     What an error left of a folder is tried once more, since most errors of a disk or of a network pass.
     """
     if not is_local(url):
-        fs, path = file_system(url)
-        with suppress(FileNotFoundError):
+        with suppress(Exception):  # each file system of fsspec raises its own
+            fs, path = file_system(url)
             fs.rm(path, recursive=True)
         return
     place = local_path(url)
     if place.is_dir() and not place.is_symlink():
+        aside = _set_aside(place)
         for _ in range(2):
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            aside.rename(place)  # if it could not be deleted whole
     else:
         with suppress(OSError):
             place.unlink()
@@ -415,7 +453,12 @@ def open_regular(path: str) -> tuple[int, int]:
     OSError
         If there is no such file; a `NotRegularError` if it is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise NotRegularError(errno.EINVAL, "is no regular file", path) from error
+        raise
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
         os.close(descriptor)

@@ -35,6 +35,7 @@ from spdist.errors import InputError, SpdistError
 from spdist.storage import locations
 from spdist.storage.targets import replacement
 from spdist.storage.targets.lock_files import LocalFiles, LockFiles, lock_files
+from spdist.storage.targets.others import check_removable, not_removable
 from spdist.storage.targets.owner import STALE_SECONDS, owner_from, this_process
 from spdist.storage.targets.processes import writer_lives
 
@@ -142,13 +143,20 @@ class TargetLock:
             content = self.files.read(self.path)
             if content is not None:
                 self._judge(content, steal=steal)
-                if self._end(self.path, content, self.content):
+                if self._take(content):
                     _warn_taken(self.target, content)
                     break
             if time.monotonic() > deadline:
                 raise InputError(f"{self.target}: other runs are locking it; wait for them, or choose another name")
             time.sleep(0.05)
         self._heart.start()
+
+    def _take(self, content: bytes) -> bool:
+        """Put the lock of this run in place of a dead run's; return False if another run was faster."""
+        try:
+            return self._end(self.path, content, self.content)
+        except PermissionError as error:
+            raise not_removable(self.path, why=str(error.strerror)) from error
 
     def _create(self) -> bool:
         assert self.files is not None
@@ -321,7 +329,7 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
     Raises
     ------
     InputError
-        If another run holds the target, or its folder may not be written to.
+        If another run holds the target, its folder may not be written to, or files of another user for it lie there.
     SpdistError
         At the end of the block, if another run took the lock meanwhile.
 
@@ -332,6 +340,7 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
     True
     """
     target = locations.family_of(locations.normalise(url))
+    locations.check_writable(target)
     with _guard:
         outer = _held.get(target)
         lock = outer or _held.setdefault(target, TargetLock(target))
@@ -351,7 +360,7 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
         with locations.clear_of_remote_errors(target):
             lock.acquire(steal=steal)
         try:
-            replacement.recover(target)
+            _recover(lock)
             lock.found = locations.relatives(target)
             yield lock
         except (Exception, KeyboardInterrupt) as error:
@@ -362,6 +371,15 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
             lock.release()
     finally:
         _held.pop(target, None)
+
+
+def _recover(lock: TargetLock) -> None:
+    """Complete a replacement that a dead run began, unless what it takes is another user's."""
+    check_removable(*(place for place in locations.relatives(lock.target) if not place.startswith(lock.path)))
+    try:
+        replacement.recover(lock.target)
+    except PermissionError as error:
+        raise not_removable(lock.target, why=str(error)) from error
 
 
 def check_held(url: str) -> None:
@@ -380,6 +398,17 @@ def check_held(url: str) -> None:
     lock = _held.get(locations.family_of(url))
     if lock is not None:
         lock.check()
+
+
+def is_held(url: str) -> bool:
+    """Whether this process holds the lock of a target: then nobody else writes what is at `url`, a path of the target.
+
+    Parameters
+    ----------
+    url : str
+        Normalised.
+    """
+    return locations.family_of(url) in _held
 
 
 def replace(source: str, target: str) -> None:
@@ -416,6 +445,8 @@ def remove_remains(target: str, keep: tuple[str, ...] = ()) -> None:
             lock.found.remove(place)
             if not _in_use(lock, place) and locations.any_there(place):
                 locations.discard(place)
+                if locations.is_local(place) and locations.any_there(place):
+                    raise not_removable(place)
                 removed.append(place)
     if removed:
         logger.warning("%s: removed what a run left that ended before it was done: %s", target, ", ".join(removed))

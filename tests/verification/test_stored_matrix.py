@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import anndata
+import fsspec
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -42,6 +43,18 @@ def test_sound_matrices(tmp_path, matrix):
         assert found.ok, found.problems
         assert found.sealed == sealed
     assert api.check(matrix.url).nnz == matrix.nnz
+
+
+def test_a_zarr_chunk_in_anothers_place_on_a_remote_storage(matrix):
+    fs = fsspec.filesystem("memory")
+    fs.put(matrix.url, "/misplaced.zarr", recursive=True)
+    assert api.check("memory://misplaced.zarr").ok
+    fs.copy("/misplaced.zarr/data/c/5", "/misplaced.zarr/data/c/6")
+    found = api.check("memory://misplaced.zarr")
+    assert found.count == 1
+    assert "data/c/6" in found.problems[0]
+    assert "chunk 5" in found.problems[0]
+    fs.rm("/misplaced.zarr", recursive=True)
 
 
 def test_everything_wrong_is_named(tmp_path, matrix):

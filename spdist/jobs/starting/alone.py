@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from spdist.errors import InputError
 from spdist.foundation import phases
-from spdist.foundation.units import format_bytes
+from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.planning import PlanSource
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
@@ -20,6 +20,10 @@ Workers start while a longer one is planned."""
 SHORT_SECONDS = START_SECONDS
 """Predicted seconds of a product's stages on all cores up to which this process makes it: those that workers take to
 start."""
+LOADED_BYTES = 110 << 20
+"""Resident bytes of a process that has loaded Dask and kernels; measured with Linux, Python 3.11 and NumPy 2."""
+LEAST_ROOM = 32 << 20
+"""Bytes of the least memory limit that a message recommends."""
 GPU_SHORT_SECONDS = 10.0
 """The same for a product on a GPU: to start a worker takes longer there, and one process reads, multiplies and writes
 blocks at the same time as a worker does."""
@@ -45,7 +49,7 @@ def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource
     a, b = source.request.a, source.request.b
     if source.request.on_gpu and a.nnz * b.nnz // max(b.nrows, 1) > GPU_PRODUCTS:
         return source
-    with phases.during("plan"):
+    with phases.during("plan"), worker_process.small_arrays_kept(source.request.host_bytes):
         return replace(source, stored_plan=source.make())
 
 
@@ -65,14 +69,36 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
     """
     plan = source.stored_plan
     if plan is None or _has_workers(execution) or not is_short(plan):
+        if execution.scheduler is None:
+            _check_memory(execution.workers or 0, 0 if plan is None else plan.projected_host_memory)
         return None
     room = max(probe.host_limit() - probe.resident(), 0)
     if plan.projected_host_memory > room:
+        less = f"plan with memory_limit={format_bytes(room)}" if room >= LEAST_ROOM else "give it more"
         raise InputError(
             f"the plan needs {format_bytes(plan.projected_host_memory)}, and this host or its control group leaves "
-            f"{format_bytes(room)}: plan with memory_limit={format_bytes(room)}"
+            f"{format_bytes(room)}: {less}"
         )
     return plan
+
+
+def _check_memory(workers: int, of_each: int) -> None:
+    """Refuse workers for which this host or its control group is too small: the system would end them without a word.
+
+    Parameters
+    ----------
+    workers : int
+        Processes that will be started; 0 if the only worker is in this process.
+    of_each : int
+        Bytes that the plan takes on each worker; 0 if there is no plan yet.
+    """
+    needed, limit = (workers + 1) * LOADED_BYTES + max(workers, 1) * of_each, probe.host_limit()
+    if needed > limit:
+        who = f"this process and {counted(workers, 'worker')}" if workers else "this process"
+        raise InputError(
+            f"{who} would take {format_bytes(needed)} of memory with libraries, and this host or its control group "
+            f"has {format_bytes(limit)}: give it more, or lower workers and memory_limit"
+        )
 
 
 def is_short(plan: Plan) -> bool:

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ Fresh pages cost several times as much to touch as used ones, but memory that is
 Workers start with the upper bound."""
 MMAP_THRESHOLD, TRIM_THRESHOLD, ARENA_MAX = -3, -1, -8
 """Parameters of glibc's `mallopt`."""
+USUAL_KEPT = 32 << 20
+"""Bytes of the arrays that glibc keeps at most when it adjusts the threshold by itself."""
 ARENAS = 2
 """Arenas of the allocator, as in `deploy/dask.yaml`; each keeps freed memory of its own."""
 _STATUS = Path("/proc/self/status")
@@ -65,7 +68,22 @@ def keep_small_arrays(memory_limit: int) -> None:
     memory_limit : int
         Bytes of host memory that this worker may take.
     """
-    most = min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST)
+    _keep_arrays(min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST))
+
+
+@contextlib.contextmanager
+def small_arrays_kept(memory_limit: int) -> Iterator[None]:
+    """Be as after `keep_small_arrays`, which the caller's process otherwise is not; return what is free first."""
+    keep_small_arrays(memory_limit)
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        yield
+    finally:
+        _keep_arrays(USUAL_KEPT)
+
+
+def _keep_arrays(most: int) -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(parameter, most)

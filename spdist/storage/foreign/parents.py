@@ -38,12 +38,14 @@ def check_parents(url: str) -> None:
     Raises
     ------
     InputError
-        If the target is in a group of version 2, or AnnData could not read the group with it.
+        If the target is in a group of version 2, or AnnData could not read the group with it; or nothing is written to
+        such URLs.
 
     Examples
     --------
     >>> check_parents("/data/C.zarr")
     """
+    locations.check_writable(url)
     parent, target = above(url), locations.family_of(url)
     try:
         is_older = bool(parent) and locations.exists(f"{parent}/.zgroup")

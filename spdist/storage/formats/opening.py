@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from spdist.errors import InputError, one_line
+from spdist.errors import InputError, SpdistError, one_line
+from spdist.shown import as_cause
 from spdist.storage import locations
 
 logger = logging.getLogger("spdist")
@@ -52,26 +54,59 @@ def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
             logger.warning(
                 "reading from the terminal: type the file, then Ctrl-D in a new line", extra={"notice": True}
             )
-        with tempfile.TemporaryFile(dir=scratch) as file:
-            given = cast(io.BufferedReader, sys.stdin.buffer)
-            while found := given.read1(READ_BYTES):  # a terminal says only once that its text ends
-                file.write(found)
-            file.seek(0)
-            yield cast(BinaryIO, file)
+        with _copied(cast(io.BufferedReader, sys.stdin.buffer).read1, scratch) as copy:
+            yield copy
         return
     if locations.is_local(path):
         with locations.local_path(path).open("rb") as local:
+            before = os.fstat(local.fileno())
             yield local
+            after = os.fstat(local.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise SpdistError(
+                f"{path} was written to while it was read: what was read is a mixture and is discarded; run the "
+                f"command again when nothing writes to {path}"
+            )
         return
     fsspec: Any = importlib.import_module("fsspec")
     try:
         file = fsspec.open(path, "rb", **_patience(path)).open()
+        whole = _comes_whole(file)
+        if whole:
+            file = fsspec.open(path, "rb", block_size=0, **_patience(path)).open()
     except Exception as error:  # each file system of fsspec raises its own: no such scheme, no credentials, no answer
         cause = error.__cause__ or error
         problem = one_line(cause) or type(cause).__name__
-        raise InputError(f"{path}: cannot be opened ({problem}); correct the address, or copy the file here") from error
+        raise InputError(
+            f"{path}: cannot be opened ({problem}); correct the address, or copy the file here"
+        ) from as_cause(error)
     with file:
-        yield file
+        if not whole:
+            yield file
+            return
+        with _copied(file.read, scratch) as copy:
+            yield copy
+
+
+@contextmanager
+def _copied(read: Callable[[int], bytes], scratch: Path | None) -> Iterator[BinaryIO]:
+    """Yield a temporary file with what `read` returns until its end, to seek in."""
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        while found := read(READ_BYTES):  # a terminal says only once that its text ends
+            file.write(found)
+        file.seek(0)
+        yield cast(BinaryIO, file)
+
+
+def _comes_whole(file: Any) -> bool:
+    """Whether a file comes from a server that sends it from the start alone; else it is at its start afterwards."""
+    try:
+        file.seek(1)
+        file.read(1)
+        file.seek(0)
+    except ValueError:  # of fsspec's HTTP files
+        return True
+    return False
 
 
 def _patience(path: str) -> dict[str, Any]:

@@ -9,11 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from spdist.errors import InputError
 from spdist.storage import locations
+from spdist.storage.targets.others import owner_of
 from spdist.storage.targets.processes import name_of_writer
 
 SETTLE_SECONDS = 1.0
 """Seconds to wait before reading a file back from a storage that cannot create files exclusively."""
+
+LOCK_BYTES = 1 << 16
+"""Bytes of a lock that are read; one that spdist wrote has fewer than 2,000."""
 
 NO_FILE = (FileNotFoundError, NotADirectoryError)
 
@@ -89,11 +94,22 @@ class LocalFiles:
         return True
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
+        """Return the content of a file; None if there is none.
+
+        Raises
+        ------
+        InputError
+            If it is no regular file, which could be waited for, or may not be read.
+        """
         try:
-            return Path(path).read_bytes()
+            descriptor, _ = locations.open_regular(path)
         except NO_FILE:
             return None
+        except OSError as error:
+            what = "may not be read" if isinstance(error, PermissionError) else "is no ordinary file"
+            raise InputError(f"{path}, of user {owner_of(path)}, {what}: remove it, or choose another name") from error
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(LOCK_BYTES)
 
     def put(self, path: str, content: bytes) -> None:
         """Replace a file in one step."""
@@ -118,7 +134,7 @@ class LocalFiles:
             Path(path).rename(aside)
         except NO_FILE:
             return False
-        is_own = aside.read_bytes() == content
+        is_own = self.read(str(aside)) == content
         if not is_own:
             with contextlib.suppress(FileExistsError):
                 os.link(aside, path)

@@ -92,7 +92,7 @@ def whole_place(target: str) -> str:
     if os.path.lexists(place):
         return target
     new, old = _named(place, NEW), _named(place, OLD)
-    if old.exists() and not (new / NOTE).is_file():
+    if old.is_dir() and not (new / NOTE).is_file():
         return str(old)
     return str(new) if _is_complete(new) else target
 
@@ -147,8 +147,8 @@ def _clean_up(target: Path) -> None:
 def _fill(target: Path) -> None:
     """Put the new matrix at a target that is empty, or else put back the old one."""
     new, old = _named(target, NEW), _named(target, OLD)
-    is_new = (new / NOTE).is_file() or (not old.exists() and _is_complete(new))
-    if not is_new and not old.exists():
+    is_new = (new / NOTE).is_file() or (not old.is_dir() and _is_complete(new))
+    if not is_new and not old.is_dir():
         return
     (new if is_new else old).rename(target)
     if is_new:
