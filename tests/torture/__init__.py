@@ -28,6 +28,7 @@ cluster    scheduler, nannies or all killed of a cluster that was started by han
 damage     a file of A, B, the mask, an unfinished or a finished C flipped, cut, swapped, copied, zeroed, deleted
 pairs      two commands on one target
 calls      a system call or an allocation fails, in client or worker
+settings   hostile variables and files of settings for numba, dask, zarr, fsspec, Python and the shell
 power      a kill, and files that were not synchronised lose what they hold
 memory     the n-th allocation of more than a MiB fails, or all from then on
 network    a connection is reset, ends in a message, waits, or says nothing more (TCP proxies between processes)

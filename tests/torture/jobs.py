@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.torture import calls, damage, kills, machine, pairs, proxy
+from tests.torture import calls, damage, kills, machine, pairs, proxy, settings
 from tests.torture.kills import Bench
 from tests.torture.outcome import Outcome, Table
 from tests.torture.products import Stock
@@ -35,6 +35,7 @@ PARTS: dict[str, tuple[Part, float]] = {
     "memory": (calls.random_allocation, 0.2),
     "network": (proxy.random_network_fault, 0.1),
     "histories": (machine.random_history, 0.1),
+    "settings": (settings.random_settings, 0.3),
     "power": (calls.random_power_loss, 0.2),
 }
 """What each part does, and its trials for each one of ``--count``."""

@@ -25,6 +25,7 @@ TRIALS = {
     "cluster": 1,
     "network": 1,
     "histories": 1,
+    "settings": 1,
 }
 """Trials of each part."""
 
