@@ -1,4 +1,4 @@
-# make demo | test | torture | check | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
+# make demo | test | torture | mutate | check | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
 # Three test files at a time, on two cores too: many tests wait for processes of their own.
@@ -8,7 +8,7 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test torture check ruff mypy doctests figures docs gpu bench clean
+.PHONY: demo test torture mutate check ruff mypy doctests figures docs gpu bench clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
@@ -19,6 +19,11 @@ test: .venv/installed
 # Faults injected for hours: make torture COUNT=1000 SEED=7 JOBS=8 BUDGET=3600 (seconds)
 torture: .venv/installed
 	@$(BIN)/python -m tests.torture --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED)) \
+		--jobs $(or $(JOBS),1) $(if $(BUDGET),--budget $(BUDGET))
+
+# One small mistake at a time, for a night: make mutate COUNT=300 SEED=7 JOBS=2 BUDGET=28800 (seconds)
+mutate: .venv/installed
+	@$(BIN)/python -m tests.mutation --count $(or $(COUNT),300) $(if $(SEED),--seed $(SEED)) \
 		--jobs $(or $(JOBS),1) $(if $(BUDGET),--budget $(BUDGET))
 
 check: .venv/installed

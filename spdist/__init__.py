@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from spdist.operators.solvers import Solution, conjugate_gradient
     from spdist.scheduler.clusters.security import cluster_security
     from spdist.scheduler.execution.clients.cluster import workers
+    from spdist.shown import without_secrets
     from spdist.storage.generators import generate
     from spdist.storage.import_export import export_matrix, import_matrix
     from spdist.storage.matrix import open_matrix as open
@@ -99,6 +100,7 @@ _HOME = {
     "VBR": "spdist.matrices.vbr",
     "open_vbr": "spdist.storage.vbr",
     "cluster_security": "spdist.scheduler.clusters.security",
+    "without_secrets": "spdist.shown",
     "workers": "spdist.scheduler.execution.clients.cluster",
 }
 
@@ -168,6 +170,7 @@ __all__ = [
     "triangles",
     "vbr",
     "verify",
+    "without_secrets",
     "workers",
 ]
 

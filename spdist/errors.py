@@ -11,8 +11,12 @@
     └── VerificationError       C is not A @ B
 
 Each takes one string, so that it pickles from a worker to the client. The string says what is wrong, states the numbers
-with their units, and says what to do.
+with their units, and says what to do; secrets in it are hidden.
 """
+
+from __future__ import annotations
+
+from spdist.shown import printable, without_secrets
 
 
 class SpdistError(Exception):
@@ -25,6 +29,9 @@ class SpdistError(Exception):
     """
 
     exit_code = 1
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(without_secrets(text))
 
 
 class InputError(SpdistError, ValueError):
@@ -114,10 +121,10 @@ def one_line(text: object, most: int = 300) -> str:
     >>> one_line("two\nlines"), one_line("1" * 500 + "2" * 500, 20)
     ('two\\nlines', '1111111111...2222222')
     """
-    whole = str(text)
+    whole = printable(str(text)).replace("\n", "\\n")  # before a cut takes the end of a secret
     if len(whole) > most:
         whole = f"{whole[: most // 2]}...{whole[len(whole) - most // 2 + 3 :]}"
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in whole)
+    return whole
 
 
 def install(extra: str) -> str:

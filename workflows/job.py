@@ -166,7 +166,21 @@ def counted(count: int, noun: str) -> str:
 
 def say(text: str) -> None:
     """Write one line with its time."""
-    print(time.strftime("%Y-%m-%dT%H:%M:%S"), text, flush=True)
+    print(time.strftime("%Y-%m-%dT%H:%M:%S"), one_line(text), flush=True)
+
+
+def one_line(text: str) -> str:
+    """Return text for a log: one line without passwords, keys and control characters."""
+    import spdist
+
+    clean = " ".join(spdist.without_secrets(text).split())
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in clean)
+
+
+def refuse(job: Path, problem: object) -> int:
+    """Say what is wrong with a job; return the exit code."""
+    print(one_line(f"{job}: {problem}"), file=sys.stderr)
+    return 2
 
 
 @dataclass
@@ -285,7 +299,7 @@ def failed(error: Exception) -> tuple[int, dict[str, Any]]:
         hint = "; in a job: remove C, or name another out" if "--overwrite" in str(error) else ""
         return error.exit_code, {"state": "failed", "error": f"{error}{hint}"}
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    where = {} if isinstance(error, OSError) else {"traceback": traceback.format_exc()}
+    where = {} if isinstance(error, OSError) else {"traceback": spdist.without_secrets(traceback.format_exc())}
     return 1, {"state": "failed", "error": f"{text}; run it again to go on", **where}
 
 
@@ -306,8 +320,10 @@ def write_report(job: Job, content: dict[str, Any]) -> None:
     content : dict
         Written as JSON.
     """
+    import spdist
+
     part = Path(f"{job.report}.part")
-    part.write_text(json.dumps(content, indent=2) + "\n")
+    part.write_text(json.dumps(spdist.without_secrets(content), indent=2) + "\n")
     part.replace(job.report)
 
 
@@ -410,15 +426,13 @@ def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
     try:
         job = read_job(workflow, args.job, args.set)
     except JobError as error:
-        print(f"{args.job}: {error}", file=sys.stderr)
-        return 2
+        return refuse(args.job, error)
     operands = " and ".join(getattr(job, key) for key in workflow.matrices if getattr(job, key) is not None)
     say(f"{operands} to {job.out}, {limit_in_words(job)}")
     log = Log()
     code, end = run_to_exit(workflow, job, log)
     if code == 2:
-        print(f"{args.job}: {end['error']}", file=sys.stderr)
-        return code
+        return refuse(args.job, end["error"])
     say(workflow.summary(end["result"]) if code == 0 else end["error"])
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin))
     seconds = round(time.time() - begin, 3)

@@ -92,7 +92,9 @@ def check_out(job: Job) -> None:
     """
     if (out := local(job.out)) is not None and out.exists() and not job.resume:
         raise JobError(f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it")
-    own = earlier_report(Path(job.report)).get("job", {}).get("out") == job.out
+    import spdist
+
+    own = earlier_report(Path(job.report)).get("job", {}).get("out") == spdist.without_secrets(job.out)
     if isinstance(job, WholeJob) and not own and is_there(job.out):
         raise JobError(
             f"out: {job.out!r} exists, and {job.report} does not say that this job wrote it; name another out, or set "
@@ -113,7 +115,7 @@ def is_there(place: str) -> bool:
     try:
         system, path = fsspec.core.url_to_fs(place)
         return bool(system.exists(path))
-    except (OSError, ImportError, ValueError) as error:
+    except Exception as error:  # each file system raises its own
         raise JobError(f"out: {place!r} cannot be opened: {error}; correct the address") from None
 
 

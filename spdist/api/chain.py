@@ -32,6 +32,8 @@ from spdist.options import (
     options_of,
 )
 from spdist.storage import locations
+from spdist.storage.foreign import versions
+from spdist.storage.foreign.checked import checked
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.anndata_frames import check_axes
@@ -90,6 +92,7 @@ def multi_matmul(matrices: Sequence[Any], out: str | Path | None = None, **keywo
     return multiply_chain(matrices, out, execution, output)
 
 
+@versions.watched()
 def multiply_chain(
     matrices: Sequence[Any],
     out: str | Path | None,
@@ -132,7 +135,7 @@ def multiply_chain(
         return c if out is None else save(out, c, overwrite=output.overwrite, steal=output.steal)
     if out is None:
         raise InputError("the product of stored matrices is stored too: say where, with out='C.zarr'")
-    stored = [m if isinstance(m, StoredMatrix) else open_matrix(m) for m in matrices]
+    stored = [checked(m if isinstance(m, StoredMatrix) else open_matrix(m)) for m in matrices]
     chain = plan_chain(stored)
     logger.info("order %s, about %s products", chain.order, f"{chain.products:,}")
     limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)

@@ -18,6 +18,7 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import index_dtype, result_dtype
 from spdist.options import lists, options_of
 from spdist.storage.atomic_replace import staged_matrix
+from spdist.storage.foreign import versions
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
 from spdist.storage.names.names import NO_NAMES, AxisNames
@@ -116,6 +117,7 @@ def ewise_mult(a: Any, b: Any, out: str | Path, **keywords: Unpack[ElementwiseKe
 
 
 @lists(ElementwiseKeywords)
+@versions.watched()
 def apply(
     a: Any,
     out: str | Path,
@@ -165,6 +167,7 @@ def apply(
     return _stored(out, matrix, matrix.dtype, parts, "apply", keywords)
 
 
+@versions.watched()
 def _combined(a: Any, b: Any, out: str | Path, what: str, combine: Any, keywords: ElementwiseKeywords) -> StoredMatrix:
     """Store what a function makes of the rows of two matrices."""
     left, right = open_factors(a, b)

@@ -15,11 +15,13 @@ from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.semirings import Semiring
 from spdist.options import ApplicationKeywords, ExecutionOptions, lists, options_of
+from spdist.storage.foreign import versions
 
 MEASURES = ("count", "pmi")
 
 
 @lists(ApplicationKeywords)
+@versions.watched()
 def cooccurrence(
     a: Any,
     out: str | Path | None = None,

@@ -12,12 +12,14 @@ from uuid import uuid4
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.target import check_target
 from spdist.options import FILE_DEFAULTS, FileKeywords, TaskKeywords, select
+from spdist.shown import without_secrets
 from spdist.storage import locations
 from spdist.storage.external_sort import Duplicates
 from spdist.storage.formats.opening import STANDARD_INPUT
 from spdist.storage.formats.registry import Format, format_of
 from spdist.storage.import_export import import_matrix, parted
 from spdist.storage.lock import hold_target
+from spdist.storage.targets.processes import name_of_writer, writer_lives
 
 
 def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
@@ -86,10 +88,11 @@ def imported(
         try:
             yield import_matrix(operand, url, **cast(Any, read))
         except SpdistError as error:
-            if url not in str(error):
+            hidden = without_secrets(url)
+            if hidden not in str(error):
                 raise
             shown = "standard input" if str(operand) == STANDARD_INPUT else str(operand)
-            raise type(error)(str(error).replace(url, shown)) from error
+            raise type(error)(str(error).replace(hidden, shown)) from error
         finally:
             locations.discard(url)
 
@@ -124,9 +127,33 @@ def beside(out: str | Path | None, what: str, keywords: TaskKeywords) -> Iterato
 
 @contextmanager
 def in_folder(folder: str | Path | None = None) -> Iterator[str]:
-    """Yield where a file is imported to: a place in a folder, by default in a new one for temporary files."""
-    if folder is not None:
-        yield f"{locations.normalise(folder)}/file-{uuid4().hex[:8]}.zarr"
-        return
-    with tempfile.TemporaryDirectory(prefix="spdist-file-") as temporary:
-        yield f"{locations.normalise(temporary)}/matrix.zarr"
+    """Yield a place for a matrix in a folder, by default the one for temporary files; in the end delete what is there.
+
+    What killed processes left in the folder is deleted first.
+    """
+    target = f"{locations.normalise(tempfile.gettempdir() if folder is None else folder)}/temporary"
+    place = f"{target}{locations.FAMILY}of.{name_of_writer()}"
+    if locations.is_local(place):
+        _make_folder(locations.local_path(place), 0o700 if folder is None else 0o777)
+    for other in locations.relatives(target):
+        if writer_lives(other) is False:
+            locations.discard(other)
+    try:
+        yield f"{place}/matrix.zarr"
+    finally:
+        locations.discard(place)
+
+
+def _make_folder(place: Path, mode: int) -> None:
+    """Make a folder.
+
+    Raises
+    ------
+    InputError
+        If the system refuses.
+    """
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode)
+    except OSError as error:
+        raise InputError(f"{place.parent}: may not be written to ({error.strerror}); choose another folder") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -12,6 +11,7 @@ import numpy as np
 
 from spdist.api import products as api
 from spdist.applications.clusters import Clustering, joined, labels_of, strongest
+from spdist.applications.files import in_folder
 from spdist.applications.graphs import Graph, load_graph
 from spdist.applications.operands import parts
 from spdist.applications.rows import numbers_of
@@ -27,6 +27,7 @@ from spdist.options import select as selected
 from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 
@@ -37,6 +38,7 @@ STUBBORN, PRESSED = 40, 1.001
 
 
 @lists(TaskKeywords)
+@versions.watched()
 def markov_clustering(
     graph: Any,
     out: str | Path | None = None,
@@ -130,7 +132,7 @@ def markov_clustering(
             found = _in_memory(loaded, rules, selected(keywords, EngineKeywords))
         else:
             if out is None:
-                out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-walks-"))) / "clusters"
+                out = stack.enter_context(in_folder())
             identity = f"markov_clustering {loaded.matrix.fingerprint()} {rules.identity()}"
             where = stack.enter_context(kept_workers(keywords))
             stored = _StoredWalks(Steps(locations.normalise(out), identity), rules, {**where, "callbacks": callbacks})
@@ -224,6 +226,7 @@ class _StoredWalks:
         poor = [start + pruning.poor(rows) for start, rows in parts(rows_of_all)]
         again = self._expand_again(step, before, np.concatenate(poor)) if sum(map(len, poor)) else None
         facts: dict[str, Any] = {"chaos": 0.0}
+        locations.discard(self.steps.place(step))  # begun by a run that was killed
         writer, done = MatrixWriter(self.steps.place(step), before.ncols, DTYPE, facts), 0
         for (start, rows), numbers in zip(parts(rows_of_all), poor, strict=True):
             if again is not None and len(numbers):

@@ -15,7 +15,6 @@ from spdist.applications.operands import check_square, check_values, copy_of, mo
 from spdist.applications.steps import OnStep, Steps, held, ignore_step, kept_workers
 from spdist.errors import InputError
 from spdist.foundation.units import check_count, counted
-from spdist.jobs.by_rows import put_in_place
 from spdist.jobs.report import Callbacks
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import (
@@ -27,6 +26,7 @@ from spdist.options import (
     options_of,
     select,
 )
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.anndata_frames import check_axes
 
@@ -35,6 +35,7 @@ ROUNDINGS = 1000
 
 
 @lists(TaskKeywords)
+@versions.watched()
 def shortest_paths(
     graph: Any,
     out: str | Path | None = None,
@@ -113,13 +114,14 @@ def shortest_paths(
             found = _in_memory(matrix, first, hops, on_step, keywords)
             return found if out is None else api.save(place, found, **mode_of(keywords))
         identity = f"shortest_paths {matrix.fingerprint()} {first} {hops}"
-        with held(place, keywords) as target, kept_workers(keywords) as where:
-            steps, resume = Steps(target, identity), keywords.get("resume", False)
-            more = {**where, "callbacks": callbacks, "names": keywords.get("names", True)}
-            last = _stored(matrix, first, hops, steps, resume, on_step, more)
-            put_in_place(steps.place(last), target)
+        steps, resume = Steps(place, identity), keywords.get("resume", False)
+        with held(steps, keywords) as is_finished:
+            if not is_finished:
+                with kept_workers(keywords) as where:
+                    more = {**where, "callbacks": callbacks, "names": keywords.get("names", True)}
+                    steps.finish(_stored(matrix, first, hops, steps, resume, on_step, more))
             steps.remove()
-    return open_matrix(target)
+    return open_matrix(place)
 
 
 def _rows_of(sources: Sequence[int | str], matrix: Any) -> list[int]:
@@ -210,14 +212,16 @@ def _stored(
         api.save(steps.place(1), _first_rows(matrix.nrows, sources or (), matrix.dtype), row_names=named)
         last = 1
     for step, (done, doubles) in enumerate(_schedule(sources, hops), first + 1):
-        if step <= last:
-            continue
         before, after = steps.place(step - 1), steps.place(step)
-        right = before if doubles else steps.place(0)
-        api.multiply(before, right, after, semiring="min_plus", resume=True, **options)
-        on_step(step - first, {"hops": done, "pairs": open_matrix(after).nnz})
-        last = step
-        if _are_same(open_matrix(before), open_matrix(after)):
+        if step < last:
+            continue
+        if step > last:
+            right = before if doubles else steps.place(0)
+            api.multiply(before, right, after, semiring="min_plus", resume=True, **options)
+            on_step(step - first, {"hops": done, "pairs": open_matrix(after).nnz})
+            last = step
+        earlier = steps.matrix(step - 1)  # gone if the run that took this step went on
+        if earlier is not None and _are_same(earlier, open_matrix(after)):
             break
         steps.remove(keep=(0, step))
     return last

@@ -15,11 +15,13 @@ from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, TaskKeywords, lists, options_of
+from spdist.storage.foreign import versions
 
 METRICS = ("cosine", "inner_product")
 
 
 @lists(TaskKeywords)
+@versions.watched()
 def similarity(
     a: Any,
     out: str | Path | None = None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from spdist.errors import MatrixError
 from spdist.foundation.engines import GPU_ENGINES
+from spdist.jobs.by_rows import put_in_place
 from spdist.jobs.target import check_target
 from spdist.options import ApplicationKeywords, WhereKeywords, select
 from spdist.storage import groups, locations
@@ -19,6 +20,8 @@ from spdist.storage.matrix import StoredMatrix, open_matrix
 
 STEP = ".spdist-step-"
 """Begins the end of a step's name."""
+STEPS_OF = "steps_of"
+"""Fact of the first matrix of an iteration, and of its result: what the iteration depends on."""
 OnStep = Callable[[int, dict[str, Any]], None]
 """Called after each step with its number and facts about it."""
 
@@ -28,23 +31,15 @@ def ignore_step(step: int, facts: dict[str, Any]) -> None:
 
 
 @contextmanager
-def held(out: str | Path, keywords: ApplicationKeywords) -> Iterator[str]:
-    """Hold the lock of a result's place; refuse a place that may not be written.
+def held(steps: Steps, keywords: ApplicationKeywords) -> Iterator[bool]:
+    """Hold the place of an iteration's result; yield whether the result that is to be resumed is there already.
 
-    Parameters
-    ----------
-    out : str or Path
-    keywords : ApplicationKeywords
-
-    Yields
-    ------
-    str
-        The place, normalised.
+    Refuses a place that may not be written.
     """
-    target = locations.normalise(out)
-    check_target(target, overwrite=keywords.get("overwrite", False))
-    with _held_with_steps(target, keywords):
-        yield target
+    if not (keywords.get("resume", False) and steps.are_finished()):
+        check_target(steps.target, overwrite=keywords.get("overwrite", False))
+    with _held_with_steps(steps.target, keywords):
+        yield keywords.get("resume", False) and steps.are_finished()
 
 
 @contextmanager
@@ -120,11 +115,20 @@ class Steps:
         """
         first = self.place(0)
         facts = groups.read_facts(first) if resume and locations.exists(first) else {}
-        if facts.get("steps_of") == self.identity and self.matrix(0) is not None:
+        if facts.get(STEPS_OF) == self.identity and self.matrix(0) is not None:
             return max((step for step in self._numbers() if self.matrix(step) is not None), default=0)
         self.remove()
-        write(first, {"steps_of": self.identity})
+        write(first, {STEPS_OF: self.identity})
         return 0
+
+    def are_finished(self) -> bool:
+        """Whether the result of this iteration is in its place."""
+        return groups.read_facts(self.target).get(STEPS_OF) == self.identity
+
+    def finish(self, last: int) -> None:
+        """Make the matrix of the last step the result."""
+        groups.add_facts(self.place(last), {STEPS_OF: self.identity})
+        put_in_place(self.place(last), self.target)
 
     def matrix(self, step: int) -> StoredMatrix | None:
         """Return the matrix of a step, if it is there and whole."""

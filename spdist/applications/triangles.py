@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
-from uuid import uuid4
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,9 +16,9 @@ from spdist.applications.operands import check_square, opened, parts
 from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array
 from spdist.options import CountKeywords, ExecutionOptions, WhereKeywords, lists, options_of, select
-from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 
@@ -41,6 +39,7 @@ class TriangleCount:
 
 
 @lists(CountKeywords)
+@versions.watched()
 def triangles(
     graph: Any,
     *,
@@ -98,11 +97,7 @@ def triangles(
         check_square(matrix)
         order, n = _by_degree(matrix), matrix.shape[0]
         if isinstance(matrix, StoredMatrix):
-            if folder is None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-triangles-"))
-            place = f"{locations.normalise(folder)}/triangles-{uuid4().hex[:8]}.zarr"
-            stack.callback(locations.discard, place)
-            lower: Any = _stored_lower_part(matrix, order, place)
+            lower: Any = _stored_lower_part(matrix, order, stack.enter_context(in_folder(folder)))
         else:
             found = _lower(matrix.tocoo().row, matrix.indices, order)
             lower = sp.csr_array(

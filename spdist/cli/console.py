@@ -18,6 +18,7 @@ from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.report import Callbacks
 from spdist.scheduler.dashboard.pace import Pace
 from spdist.scheduler.planner.plan import Plan
+from spdist.shown import printable
 from spdist.verification.stored_matrix import MatrixCheck
 
 if TYPE_CHECKING:
@@ -41,17 +42,17 @@ def _console(*, stderr: bool = False) -> Console:
 
 def line(text: str) -> None:
     """Print one line."""
-    _console().print(text, markup=False)
+    show(text)
 
 
 def warning(text: str) -> None:
     """Print one line to stderr, above a progress bar that is shown there."""
-    _console(stderr=True).print(f"spdist: warning: {' '.join(text.split())}", markup=False)
+    notice(f"warning: {text}")
 
 
 def notice(text: str) -> None:
     """Print one line to stderr that is no warning, above a progress bar that is shown there."""
-    _console(stderr=True).print(f"spdist: {' '.join(text.split())}", markup=False)
+    print_parts([f"spdist: {' '.join(text.split())}"], _console(stderr=True))
 
 
 def _silence_dask() -> None:
@@ -70,7 +71,7 @@ def _bar(*, tells_left: bool = False) -> Progress:
 
     err = _console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
         TextColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[rate]}"),
@@ -101,7 +102,7 @@ def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, i
         yield lambda done, total: None
         return
     with _bar() as bar:
-        task = bar.add_task(what, total=None, rate="")
+        task = bar.add_task(printable(what), total=None, rate="")
         yield lambda done, total: bar.update(task, completed=done, total=max(total, 1))
 
 
@@ -137,20 +138,20 @@ class RunDisplay:
             self.bar.stop()
 
     def _resumed(self, durable: str) -> None:
-        self.bar.console.print(f"resuming by the stored plan: {durable} are there already", markup=False)
+        print_parts([f"resuming by the stored plan: {durable} are there already"], self.bar.console)
 
     def _planned(self, plan: Plan) -> None:
         grid = plan.grid
         self.entries = entries_in_words(plan.c.block)
-        self.bar.console.print(
+        line = (
             f"{plan.a.size} times {plan.b.size}: "
             f"{plan.products} in {grid['row_blocks']:,} x {grid['inner_blocks']} x {grid['column_blocks']} "
-            f"blocks, up to {format_bytes(plan.projected_memory)} of {format_bytes(plan.memory_limit)} a worker",
-            markup=False,
+            f"blocks, up to {format_bytes(plan.projected_memory)} of {format_bytes(plan.memory_limit)} a worker"
         )
+        print_parts([line], self.bar.console)
 
     def _started(self, link: str) -> None:
-        self.bar.console.print(f"dashboard: {link}", markup=False)
+        print_parts([f"dashboard: {link}"], self.bar.console)
 
     def _heard(self, message: dict[str, Any]) -> None:
         if message["what"] == "start":
@@ -215,8 +216,7 @@ def show(*parts: Part) -> None:
 
 def check_lines(found: MatrixCheck) -> None:
     """Print what is wrong with a stored matrix, a line each, or that nothing is."""
-    for problem in found.problems:
-        _console().print(problem, markup=False, soft_wrap=True)
+    show(*found.problems)
     read = f"{counted(found.nchunks, 'Zarr chunk')} read in {found.seconds:.2f} s"
     if found.ok:
         seal = "" if found.sealed else "; it has no seal, so altered values and swapped Zarr chunks may go unseen"

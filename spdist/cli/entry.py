@@ -14,8 +14,10 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Sequence
+from types import TracebackType
 from typing import NoReturn
 
 from spdist.cli.applications import add_application_verbs
@@ -28,6 +30,7 @@ from spdist.errors import InputError, SpdistError, install, one_line
 from spdist.foundation import phases
 from spdist.foundation.settings import check_numba, unexpected
 from spdist.foundation.standard_output import drop_unread, drop_unwritable
+from spdist.shown import printable, remember_place
 
 EXAMPLES = """examples:
   spdist import A.mtx A.zarr
@@ -46,6 +49,19 @@ DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Numbers of errors that come again if a command is repeated."""
 ADDRESS_SPACE = 2 << 30
 """Bytes of address space for the libraries and their threads; a product with 1.1 GB ended without a line, or hung."""
+
+
+class _Clean(logging.Formatter):
+    """Formats what libraries log to the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message and its traceback without secrets."""
+        return printable(super().format(record))
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+    """Print the traceback of an error that nobody expected, without secrets."""
+    print(printable("".join(traceback.format_exception(kind, error, at))), end="", file=sys.stderr)
 
 
 class _Warnings(logging.Handler):
@@ -131,6 +147,9 @@ def _open_standard_files() -> None:
 def command() -> NoReturn:
     """Run the command of this process, and end the process: `main` as the ``spdist`` command calls it."""
     _open_standard_files()
+    sys.excepthook = _show_traceback
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Clean())
     gc.set_threshold(GARBAGE)  # what is loaded stays: to search it again and again took a tenth of a small command
     # No product calls BLAS, whose threads spin for a while once NumPy and SciPy are loaded: 2 CPU seconds on 16 cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -166,6 +185,8 @@ def end_process(code: int) -> NoReturn:
 
 def _main(argv: list[str]) -> int:
     """Run one command."""
+    for word in argv:
+        remember_place(word)
     command = next((word for word in argv if not word.startswith("-")), None)
     again = "; continue with --resume" if command in RESUMABLE else ""
     args = argparse.Namespace(made=None)
@@ -174,7 +195,7 @@ def _main(argv: list[str]) -> int:
         sys.stdout.flush()
         return code
     except SpdistError as error:
-        return _failed(argv, error, one_line(error, LINE), error.exit_code)
+        return _failed(argv, error, str(error), error.exit_code)
     except KeyboardInterrupt as error:
         return _failed(argv, error, f"interrupted{again}", 1)
     except MemoryError as error:
@@ -218,6 +239,7 @@ def _run(parser: argparse.ArgumentParser, argv: list[str], args: argparse.Namesp
 
 def _failed(argv: list[str], error: BaseException, text: str, code: int) -> int:
     """Say why a command failed: a line on stderr, and with ``--json`` an object on stdout."""
+    text = one_line(text, LINE)
     print(f"spdist: {text}", file=sys.stderr)
     if "--json" in argv:
         with contextlib.suppress(OSError):  # of a standard output that is full

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spdist.foundation.units import format_bytes
+from spdist.shown import printable
 
 LEAST_WIDTH = 20
 """Characters of a value in a line at least, however narrow the terminal is."""
@@ -20,7 +21,7 @@ def entries_in_words(block_size: Sequence[int] | None) -> str:
 
 def show_facts(facts: dict[str, Any]) -> None:
     """Print the facts that `info`, `check` or `status` returns, a line each; long values go on below."""
-    rows = [_row(name, value, facts) for name, value in facts.items()]
+    rows = [tuple(map(printable, _row(name, value, facts))) for name, value in facts.items()]
     indent = max(len(name) for name, _ in rows) + 2
     width = max(shutil.get_terminal_size().columns - indent, LEAST_WIDTH)
     for name, text in rows:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spdist.cli.options import Parser
 from spdist.errors import InputError
 from spdist.foundation.standard_output import STANDARD_OUTPUT
+from spdist.shown import without_secrets
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -90,5 +91,5 @@ def print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
     args : argparse.Namespace
     """
     if args.json:
-        print(json.dumps(content, default=str))  # complex numbers become text
+        print(json.dumps(without_secrets(content), default=str))  # complex numbers become text
     return 0

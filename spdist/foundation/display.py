@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from spdist.shown import printable, without_secrets
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -73,7 +75,7 @@ def print_parts(parts: Sequence[Part], console: Console) -> None:
 
     for part in parts:
         if isinstance(part, str):
-            console.print(part, markup=False)
+            console.print(printable(part), markup=False)
         elif isinstance(part, Table):
             if part.columns:
                 shown = rich_table.Table(title=None)
@@ -84,10 +86,10 @@ def print_parts(parts: Sequence[Part], console: Console) -> None:
                 for _ in part.rows[0] if part.rows else ():
                     shown.add_column(overflow="fold")  # paths whole
             for row in part.rows:
-                shown.add_row(*map(Text, row))
+                shown.add_row(*(Text(printable(text)) for text in row))
             if part.last:
                 shown.add_section()
-                shown.add_row(*map(Text, part.last))
+                shown.add_row(*(Text(printable(text)) for text in part.last))
             console.print(shown)
 
 
@@ -136,7 +138,7 @@ def as_html(parts: Sequence[Part]) -> str:
 
 def _html_of(part: Part) -> str:
     if isinstance(part, str):
-        return f'<p style="margin: 0.3em 0">{escape(part)}</p>'
+        return f'<p style="margin: 0.3em 0">{escape(without_secrets(part))}</p>'
     if isinstance(part, Drawing):
         return part.svg
     heads = "".join(_cell("th", name, name in part.right) for name in part.columns)
@@ -149,4 +151,4 @@ def _html_of(part: Part) -> str:
 
 
 def _cell(tag: str, text: str, right: bool) -> str:
-    return f'<{tag} style="text-align: {"right" if right else "left"}">{escape(text)}</{tag}>'
+    return f'<{tag} style="text-align: {"right" if right else "left"}">{escape(without_secrets(text))}</{tag}>'

@@ -1,20 +1,40 @@
-"""Standard output as the place of a file: written whole, or to a reader that leaves early."""
+"""Standard output as the place of a file: written whole, or to a reader that leaves early.
+
+A file or a pipe gets the bytes as they are, and a terminal text without control characters, which it would obey.
+"""
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
+
+from spdist.shown import escaped
 
 STANDARD_OUTPUT = "-"
 """The path that stands for standard output."""
 
 STDOUT = 1
 """Number of the open file that is standard output."""
+
+
+class _Terminal(io.RawIOBase):
+    """Writes bytes to standard output as text that a terminal shows as it is."""
+
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        sys.stdout.write(escaped(self.decoder.decode(bytes(content)), keep="\n\t"))
+        return len(content)
 
 
 @contextmanager
@@ -27,6 +47,10 @@ def standard_output() -> Iterator[BinaryIO]:
         If nobody reads on.
     """
     sys.stdout.flush()
+    if sys.stdout.isatty():
+        yield cast(BinaryIO, _Terminal())
+        sys.stdout.flush()
+        return
     if isinstance(sys.stdout.buffer, io.RawIOBase):  # with PYTHONUNBUFFERED: a write to it may write less
         with open(sys.stdout.fileno(), "wb", closefd=False) as out:
             yield out

@@ -16,6 +16,7 @@ from spdist.jobs.target import Facts, check_target, replacement_path
 from spdist.kernels.semirings import transposed
 from spdist.storage import groups, locations
 from spdist.storage import transpose as transposition
+from spdist.storage.foreign import versions
 from spdist.storage.lock import TargetLock, hold_target, remove_remains
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
@@ -68,7 +69,7 @@ def multiply_by_columns(request: Request) -> Report:
             matrices = swapped.a, swapped.b, c
             return verified(report, matrices, swapped.spec, request.callbacks, target)
         report = multiply_by_rows(swapped, time.perf_counter())
-        with phases.during("transpose"):
+        with phases.during("transpose"), versions.watched():  # the operands are read no more
             transposition.transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
         locations.remove(place)
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spdist.errors import CorruptError, ResumeError
+from spdist.errors import CorruptError, InputError, ResumeError
 from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import format_bytes, parse_bytes
 from spdist.jobs.check import verified
@@ -32,12 +34,13 @@ from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.alone import execute_alone
 from spdist.scheduler.execution.records import Outcome
-from spdist.scheduler.execution.unfinished import PLAN, has_plan_of, read_plan, write_plan
+from spdist.scheduler.execution.unfinished import JOURNAL, PLAN, has_plan_of, read_plan, write_plan
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage import groups, locations, notes
 from spdist.storage.atomic_replace import clear_of_full_disks, full_disk
+from spdist.storage.foreign import versions
 from spdist.storage.lock import check_held, hold_target
 from spdist.storage.lock import replace as replace_target
 from spdist.storage.matrix import StoredMatrix, open_matrix
@@ -93,9 +96,9 @@ class Job:
         plan = alone(source, execution)
         if plan is not None:
             callbacks.planned(plan)
-            outcome, layout, checksums = execute_alone(
-                uuid.uuid4().hex[:8], source.draft(), plan, self._layout(plan), run_callbacks(callbacks, expects)
-            )
+            name, reports = uuid.uuid4().hex[:8], run_callbacks(callbacks, expects)
+            with self._begun(plan) as begun:
+                outcome, layout, checksums = execute_alone(name, source.draft(), plan, begun, reports)
             from spdist.jobs.compiling.ahead import note_compiled
 
             note_compiled(source.draft().with_plan(plan, ""))
@@ -105,22 +108,37 @@ class Job:
 
             with workers_and_plan(source, execution, callbacks, self.target) as ready:
                 plan, reports = ready.plan, run_callbacks(callbacks, expects, ready.supervisor)
-                run = ready.client, ready.name, source.draft(), plan, self._layout(plan), reports
-                outcome, layout, checksums = execute(*run)
+                with self._begun(plan) as begun:
+                    run = ready.client, ready.name, source.draft(), plan, begun, reports
+                    outcome, layout, checksums = execute(*run)
         place = layout.url
         check_held(self.target)
         finish_matrix(layout, self.planning.request.a.nrows, outcome.nnz, self.facts, checksums, self.names)
-        notes.sync_metadata(place)  # before the notes go by which C is resumed
-        notes.remove_remains(place)
-        if place != self.target:
-            put_in_place(place, self.target)
+        put_in_place(place, self.target)
         return plan, outcome
 
-    def _layout(self, plan: Plan) -> Layout:
-        """Begin C, unless it was begun before; return its layout."""
+    @contextlib.contextmanager
+    def _begun(self, plan: Plan) -> Iterator[Layout]:
+        """Begin C, unless it was begun before; yield its layout, and remove C if an operand was rewritten meanwhile."""
         request = self.planning.request
         place = self.unfinished or self._begin(plan)
-        return Layout(place, request.b.ncols, request.spec.dtype(request.a, request.b), plan.chunk)
+        try:
+            yield Layout(place, request.b.ncols, request.spec.dtype(request.a, request.b), plan.chunk)
+        except Exception as error:  # which may come of what was rewritten
+            with contextlib.suppress(OSError, InputError):  # the first error matters
+                self._check_operands(place, error)
+            raise
+        self._check_operands(place)
+
+    def _check_operands(self, place: str, cause: Exception | None = None) -> None:
+        """Raise if an operand or the mask was rewritten; nobody shall go on with rows that were made of both."""
+        try:
+            versions.check()
+        except CorruptError as changed:
+            check_held(self.target)
+            notes.remove_note(place, JOURNAL)
+            locations.discard(place)
+            raise changed from cause
 
     def _begin(self, plan: Plan) -> str:
         """Create an unfinished C with its plan; return its place.
@@ -139,15 +157,18 @@ class Job:
 
 
 def put_in_place(place: str, target: str) -> None:
-    """Replace the matrix at `target` by the finished C at `place`, after syncing C to the disk.
+    """Remove the notes by which a finished C at `place` is resumed; move C to `target` if that is another place.
 
     Parameters
     ----------
     place, target : str
-        Normalised paths or URLs.
+        Normalised paths or URLs. A matrix at `target` is replaced.
     """
-    notes.sync_disk(place)
-    replace_target(place, target)
+    notes.sync_metadata(place)  # before the notes go
+    notes.remove_remains(place)
+    if place != target:
+        notes.sync_disk(place)
+        replace_target(place, target)
 
 
 def multiply_by_rows(request: Request, begin: float) -> Report:

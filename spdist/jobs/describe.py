@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spdist.matrices.dtypes import number_dtype
+from spdist.shown import without_secrets
 from spdist.storage import groups, locations
 from spdist.storage.matrix import StoredMatrix, open_matrix
 
@@ -40,7 +41,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
         "column_names": names.columns is not None,
         "bytes": {"memory": m.nbytes, "stored": locations.stored_bytes(url)},
         "state": "complete",
-        "provenance": facts.get("provenance", {}),
+        "provenance": without_secrets(facts.get("provenance", {})),
     }
 
 

@@ -19,6 +19,7 @@ from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage import locations
+from spdist.storage.foreign import versions
 from spdist.storage.foreign.parents import tell_parents
 from spdist.storage.names.anndata_frames import check_axes
 from spdist.storage.names.names import NO_NAMES, AxisNames
@@ -59,7 +60,7 @@ def multiply(
     """
     plans: list[Plan] = []
     callbacks = (callbacks or Callbacks()).also_planned(plans.append)
-    with phases.clocked() as clock, reported(output) as written:
+    with phases.clocked() as clock, versions.watched(), reported(output) as written:
         report = _multiply(operands, target, product, execution, written, callbacks)
         if written.record is not None and report.blocks:
             record_density(written.record, density_maps(*resolved(operands, product)[0], target))

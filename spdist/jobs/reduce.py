@@ -22,6 +22,7 @@ from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.execution.alone import reduce_alone
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.request import PlanRequest
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
 from spdist.storage.product_spec import Diagonal
 
@@ -57,12 +58,18 @@ def reduce(
     SpdistError
         If the run failed.
     """
-    request = request_to_reduce(operands, what, product, execution)
-    if is_by_vectors(request, what):
-        a, b = request.a, request.b
-        with phases.during("run"):
-            return reduce_linear(what, _row_blocks(a), _row_blocks(b), (a.shape, b.shape), request.spec.dtype(a, b))
-    return _run(PlanSource(request), what, execution, callbacks or Callbacks())
+    with versions.watched():
+        request = request_to_reduce(operands, what, product, execution)
+        if is_by_vectors(request, what):
+            a, b = request.a, request.b
+            with phases.during("run"):
+                found = reduce_linear(
+                    what, _row_blocks(a), _row_blocks(b), (a.shape, b.shape), request.spec.dtype(a, b)
+                )
+        else:
+            found = _run(PlanSource(request), what, execution, callbacks or Callbacks())
+        versions.check()
+    return found
 
 
 def is_by_vectors(request: PlanRequest, what: Reduction) -> bool:

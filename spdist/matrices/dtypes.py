@@ -26,6 +26,8 @@ def index_dtype(ncols: int) -> np.dtype[Any]:
 
     Examples
     --------
+    >>> index_dtype(2**31 - 1)
+    dtype('int32')
     >>> index_dtype(2**31)
     dtype('int64')
     """

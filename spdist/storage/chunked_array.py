@@ -92,7 +92,7 @@ class ChunkedArray:
         Digest of the table of checksums that spdist wrote; empty if there is none.
     """
 
-    url: str
+    url: str = field(repr=False)
     name: str
     length: int
     chunk: int
@@ -320,6 +320,12 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
                 return unreadable(f"{array.url}/{array.key(k)}")
             return array.files.error(k, f"is truncated or altered ({cause})")
     return None
+
+
+def load_codecs() -> None:
+    """Load Zarr and zarrs, which read and write more than `FEW` Zarr chunks at once."""
+    import zarr  # noqa: F401
+    import zarrs  # noqa: F401
 
 
 def _has_zarr() -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from spdist.errors import CorruptError, InputError, MatrixError, SpdistError, one_line
 from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import ValueArray
+from spdist.shown import as_cause, without_secrets
 from spdist.storage import locations
 from spdist.storage.checksums import Table, digest_of, read_small, write_table
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, from_document, from_zarr, new_array
@@ -70,7 +71,7 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
         raise MatrixError(
             f"{file}: Zarr metadata that cannot be read ({type(error).__name__}: {one_line(error)}); restore it from a "
             f"copy or write the matrix again"
-        ) from error
+        ) from as_cause(error)
 
 
 def check_metadata_files(url: str, names: tuple[str, ...] = ARRAYS) -> None:
@@ -114,7 +115,7 @@ def begin(url: str, facts: dict[str, Any]) -> None:
     facts : dict
         Stored in the attribute ``spdist``, with the state ``unfinished``.
     """
-    attributes = {"spdist": {**facts, "state": "unfinished"}}
+    attributes = {"spdist": {**facts, **_provenance(facts), "state": "unfinished"}}
     if not locations.is_local(url) or locations.exists(url):
         import zarr
 
@@ -384,9 +385,26 @@ def finish_group(
         sealed[array.name] = {"metadata": _document_digest(document), "checksums": write_table(url, array.name, table)}
         _put_document(url, f"{array.name}/zarr.json", document)
     seal = {"version": SEAL_VERSION, "arrays": sealed}
-    attributes = json.loads(json.dumps(attributes | {"spdist": {**attributes["spdist"], "seal": seal}}))
+    facts = attributes["spdist"]
+    _put_sealed(url, attributes | {"spdist": {**facts, **_provenance(facts), "seal": seal}})
+
+
+def add_facts(url: str, facts: dict[str, Any]) -> None:
+    """Add facts to the attribute ``spdist`` of a finished group of spdist's, and seal it again."""
+    attributes = read_attributes(url)
+    _put_sealed(url, attributes | {"spdist": attributes["spdist"] | facts})
+
+
+def _put_sealed(url: str, attributes: dict[str, Any]) -> None:
+    """Write the attributes of a group, with their digest in the seal."""
+    attributes = json.loads(json.dumps(attributes))
     attributes["spdist"]["seal"]["group"] = _attributes_digest(attributes)
     _put_document(url, "zarr.json", group_document(attributes))
+
+
+def _provenance(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the provenance among some facts as it is stored."""
+    return {name: without_secrets(facts[name]) for name in ("provenance",) if name in facts}
 
 
 def _put_document(url: str, key: str, document: dict[str, Any]) -> None:

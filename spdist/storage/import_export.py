@@ -39,6 +39,7 @@ from spdist.storage.atomic_replace import Progress, ignore_progress, staged_file
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks
 from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
 from spdist.storage.external_sort import BUCKET_BYTES, Entries, canonical
+from spdist.storage.foreign import versions
 from spdist.storage.formats import matrix_market
 from spdist.storage.formats.edges.edge_list import EDGE, EdgeText
 from spdist.storage.formats.edges.edge_output import write_edges
@@ -254,6 +255,7 @@ def read_edges(
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
+@versions.watched()
 def export_matrix(
     source: str | Path,
     target: str | Path,
@@ -294,6 +296,7 @@ def export_matrix(
     >>> export_matrix("C.zarr", "C.mtx.gz")  # doctest: +SKIP
     """
     matrix = as_numbers(open_matrix(source))
+    versions.note(matrix)
     report, place = progress or ignore_progress, str(target)
     kind, packing = _written_as(place, format)
     if kind == "binsparse":
@@ -301,6 +304,7 @@ def export_matrix(
             raise InputError("binsparse is a folder, which standard output cannot be; name a place for it")
         with staged_matrix(target, overwrite=overwrite, steal=steal) as stage:
             _write_binsparse(matrix, stage.url, report)
+            versions.check()
     elif place == STANDARD_OUTPUT:
         with standard_output() as file, _PACKERS[packing](file) as out:
             _WRITERS[kind](matrix, out, report)
@@ -308,6 +312,7 @@ def export_matrix(
         staged = staged_file(target, overwrite=overwrite, steal=steal)
         with staged as path, path.open("wb") as file, _PACKERS[packing](file) as out:
             _WRITERS[kind](matrix, out, report)
+            versions.check()
 
 
 def _written_as(target: str, format: str | None) -> tuple[str, str]:

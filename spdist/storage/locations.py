@@ -20,7 +20,9 @@ from uuid import uuid4
 from spdist.errors import InputError, MatrixError, SpdistError, one_line
 from spdist.foundation.standard_output import STANDARD_OUTPUT
 from spdist.matrices.other_objects import refuse_other_objects
+from spdist.shown import as_cause, remember_place
 from spdist.storage.objects import service
+from spdist.storage.targets.processes import name_of_writer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -111,6 +113,7 @@ def normalise(url: str | Path) -> str:
             "export and markov-clustering write it; for a path of this name write ./-"
         )
     if not is_local(text):
+        remember_place(text)
         return text
     try:
         text.encode()  # zarrs takes no other names
@@ -162,7 +165,7 @@ def open_store(url: str) -> Store:
         try:
             return service.open_objects(url)
         except Exception as error:  # obstore's own are subclasses of Exception alone
-            raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from error
+            raise InputError(f"{one_line(url)}: cannot be reached: {one_line(error)}") from as_cause(error)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # memory:// is not asynchronous; Zarr wraps it and warns each time
@@ -173,7 +176,7 @@ def open_store(url: str) -> Store:
                 from spdist.storage.objects.http import HttpStore as kind  # noqa: N813
             return kind.from_url(url, storage_options=storage_options(url))
     except Exception as error:  # each file system of fsspec checks its arguments in its own way
-        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from error
+        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from as_cause(error)
 
 
 def wait(answer: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
@@ -244,7 +247,7 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         fs, path = fsspec.core.url_to_fs(url, **storage_options(url))
     except Exception as error:  # each file system of fsspec connects and checks its arguments in its own way
-        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from error
+        raise InputError(f"{one_line(url)}: no file system for this URL: {one_line(error)}") from as_cause(error)
     return fs, str(path)
 
 
@@ -290,7 +293,7 @@ def clear_of_remote_errors(url: str) -> Iterator[None]:
             problem = f"no answer within {REMOTE_SECONDS:.0f} s"
         raise InputError(
             f"{url}: the storage cannot be used ({problem}); check the URL, the endpoint and the credentials"
-        ) from error
+        ) from as_cause(error)
 
 
 def exists(url: str) -> bool:
@@ -329,27 +332,39 @@ def _patience(url: str) -> float | None:
 
 
 def remove(url: str) -> None:
-    """Delete everything at `url`."""
+    """Delete everything at `url`; of a local folder, a process that is killed meanwhile leaves no part at its place."""
     if is_local(url):
-        shutil.rmtree(local_path(url))
+        shutil.rmtree(_set_aside(local_path(url)))
     else:
         wait(open_store(url).delete_dir(""))
 
 
+def _set_aside(folder: Path) -> Path:
+    """Rename a folder that is to be deleted; return its new path, or the old one if the system refuses."""
+    aside = Path(f"{family_of(str(folder))}{FAMILY}gone.{name_of_writer()}")
+    try:
+        return folder if folder.is_symlink() else folder.rename(aside)
+    except OSError:
+        return folder
+
+
 def discard(url: str) -> None:
-    """Delete a file or a folder, as far as the system allows; it need not exist.
+    """Delete a file or a folder, as `remove`, as far as the system allows; it need not exist.
 
     What an error left of a folder is tried once more, since most errors of a disk or of a network pass.
     """
     if not is_local(url):
-        fs, path = file_system(url)
-        with suppress(FileNotFoundError):
+        with suppress(Exception):  # each file system of fsspec raises its own
+            fs, path = file_system(url)
             fs.rm(path, recursive=True)
         return
     place = local_path(url)
     if place.is_dir() and not place.is_symlink():
+        aside = _set_aside(place)
         for _ in range(2):
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            aside.rename(place)  # if it could not be deleted whole
     else:
         with suppress(OSError):
             place.unlink()

@@ -400,6 +400,17 @@ def check_held(url: str) -> None:
         lock.check()
 
 
+def is_held(url: str) -> bool:
+    """Whether this process holds the lock of a target: then nobody else writes what is at `url`, a path of the target.
+
+    Parameters
+    ----------
+    url : str
+        Normalised.
+    """
+    return locations.family_of(url) in _held
+
+
 def replace(source: str, target: str) -> None:
     """Move a finished matrix to its target in one step, unless another run has taken the lock of the target.
 

@@ -36,6 +36,7 @@ from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
 from spdist.matrices.hooks import load
+from spdist.shown import without_secrets
 from spdist.storage import groups, locations
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
@@ -82,7 +83,7 @@ class MatrixHeader(Displayed):
         size = f"{self.full_shape[0]:,} x {self.full_shape[1]:,}, {number_dtype(self.dtype)}"
         of = self.blocksize
         stored = counted(self.nnz, "entry") if of is None else f"{counted(self.nnz, 'block')} of {of[0]} x {of[1]}"
-        return f"<StoredMatrix {size}: {stored} at {self.url}>"
+        return f"<StoredMatrix {size}: {stored} at {without_secrets(self.url)}>"
 
     def description(self) -> list[Part]:
         """Return a table of what the metadata say."""

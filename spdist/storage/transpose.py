@@ -17,12 +17,14 @@ from spdist.matrices.dtypes import Int64Array
 from spdist.storage import locations
 from spdist.storage.atomic_replace import Stage, ignore_progress, staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
 from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
 
+@versions.watched()
 def transpose(
     a: str | Path | StoredMatrix,
     out: str | Path,
@@ -70,6 +72,7 @@ def transpose(
     (3, 2)
     """
     matrix = a if isinstance(a, StoredMatrix) else open_matrix(a)
+    versions.note(matrix)
     refuse_blocks("transposes", matrix)
 
     def transposed(rows: CSR, numbers: Int64Array) -> Iterator[Entries]:
@@ -82,6 +85,7 @@ def transpose(
     return open_matrix(out)
 
 
+@versions.watched()
 def symmetrize(
     c: str | Path | StoredMatrix,
     out: str | Path,
@@ -125,6 +129,7 @@ def symmetrize(
     4
     """
     matrix = c if isinstance(c, StoredMatrix) else open_matrix(c)
+    versions.note(matrix)
     refuse_blocks("triangles", matrix)
     if matrix.nrows != matrix.ncols:
         raise MatrixError(f"{matrix.url} is {matrix.nrows:,} x {matrix.ncols:,}: what is symmetric is square")

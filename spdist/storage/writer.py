@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from spdist.matrices.dtypes import ValueArray, blocksize, check_dtype, index_dty
 from spdist.storage import groups, locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, new_array
+from spdist.storage.foreign import versions
 from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.names import ARRAYS as NAME_ARRAYS
@@ -52,7 +53,7 @@ class Layout:
         Whether values are compressed; offsets and columns always are.
     """
 
-    url: str
+    url: str = field(repr=False)
     ncols: int
     dtype: np.dtype[Any]
     chunk: int = CHUNK_LENGTH
@@ -199,11 +200,12 @@ class MatrixWriter:
         self.nnz += block.nnz
 
     def close(self) -> StoredMatrix:
-        """Finish the matrix and return it."""
+        """Finish the matrix and return it, unless a matrix that the call reads was rewritten meanwhile."""
         self._begin()
         assert self._offsets is not None
         for buffer in (self._offsets, *(self._entries or ())):
             buffer.close()
+        versions.check()
         return finish_matrix(self.layout, self.nrows, self.nnz, self.facts, names=self.names)
 
     def _begin(self) -> None:

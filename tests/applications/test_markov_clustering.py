@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import cli
-from spdist.applications import walks, walks_in_memory
+from spdist.applications import markov_clustering, walks, walks_in_memory
+from spdist.applications.clusters import strongest
 from spdist.applications.walks import Pruning
+from spdist.matrices.csr import from_scipy
 from spdist.storage.external_sort import Entries
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -57,8 +59,13 @@ def test_clusters_are_those_of_mcl(genes, tmp_path, options):
 
 
 @pytest.mark.parametrize("options", ["-I 2", "-I 2 -P 60 -S 8 -R 14 -pct 90"])
-def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, monkeypatch, capsys):
+@pytest.mark.parametrize("rows", [1 << 20, 90], ids=["one part", "parts"])
+def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, rows, monkeypatch, capsys):
+    def in_parts(m):
+        return ((start, m.rows(start, min(start + rows, m.nrows))) for start in range(0, m.nrows, rows))
+
     monkeypatch.setattr(walks, "COPIES", 1 << 40)  # nothing fits in memory
+    monkeypatch.setattr(markov_clustering, "parts", in_parts)
     out = tmp_path / "clusters"
     assert cli.main(["markov-clustering", str(genes), "-o", str(out), *options.split(), "--json"]) == 0
     assert out.read_text().splitlines() == EXPECTED[options]
@@ -100,6 +107,22 @@ def test_a_step_keeps_what_the_rules_say(seed, n, density, prune, select, recove
     rows = [pruned(row, rules) for row in first @ first]
     expected = sum(max(int((row > 0).sum()), 1) for row in rows)
     assert abs(seen[0]["entries"] - expected) <= 0.02 * expected + 1  # ties and rounding
+
+
+@pytest.mark.parametrize(("n", "entries"), [(1, 1), (30, 900), (31, 930), (400, 12_000)])
+def test_what_walks_take_at_most(n, entries):
+    """Of 30 values a row at most; three matrices with float32 values and int32 columns at a time."""
+    for pruning in (Pruning(select=30, recover=20), Pruning(select=20, recover=30)):
+        assert pruning.most_entries(n) == entries
+        assert walks.most_bytes(pruning, n) == 3 * 8 * entries
+    assert Pruning(select=0, recover=0).most_entries(n) == n * n
+
+
+def test_a_vertex_belongs_where_its_walk_goes_most():
+    """Row 0 has no loop: values stay from the mean of four on, where there are three. Row 1 keeps to its loop."""
+    rows = from_scipy(sp.csr_array([[0.0, 0.5, 0.2505, 0.2495], [0.0, 0.7, 0.2, 0.1]]))
+    kept = strongest(0, rows).to_scipy().toarray()
+    assert kept.tolist() == [[0.0, 0.5, 0.2505, 0.0], [0.0, 0.7, 0.0, 0.0]]
 
 
 def test_samples_do_not_change_clusters(genes, monkeypatch):
@@ -159,25 +182,30 @@ def test_what_cannot_be_is_refused_before_work(tmp_path, options, says):
 
 KILLED = """
 import os, signal, sys, spdist
-from spdist.applications import walks, walks_in_memory
+from spdist.applications import markov_clustering, walks
 walks.COPIES = 1 << 40
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
 def on_step(step, facts):
-    if step == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 4 and sys.argv[3] == "after":
+        kill()
+    if step == 3 and sys.argv[3] == "in":
+        markov_clustering.MatrixWriter.close = kill
 spdist.markov_clustering(sys.argv[1], sys.argv[2], on_step=on_step)
 """
 
 
-def test_a_killed_run_goes_on_with_its_step(tmp_path, genes, monkeypatch):
+@pytest.mark.parametrize(("when", "first"), [("after", 5), ("in", 4)])
+def test_a_killed_run_goes_on_with_its_step(tmp_path, genes, monkeypatch, when, first):
     spdist.import_matrix(genes, tmp_path / "G.zarr", labels=tmp_path / "names", duplicates="max")
-    killed = [sys.executable, "-c", KILLED, str(tmp_path / "G.zarr"), str(tmp_path / "out")]
+    killed = [sys.executable, "-c", KILLED, str(tmp_path / "G.zarr"), str(tmp_path / "out"), when]
     assert subprocess.run(killed, check=False).returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(walks, "COPIES", 1 << 40)
     steps: list[int] = []
     again = {"labels": tmp_path / "names", "on_step": lambda step, facts: steps.append(step)}
     spdist.markov_clustering(tmp_path / "G.zarr", tmp_path / "out", resume=True, **again)
-    assert steps[0] == 5
+    assert steps[0] == first
     assert (tmp_path / "out").read_text().splitlines() == EXPECTED["-I 2"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["G.zarr", "names", "out"]
 

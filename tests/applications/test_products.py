@@ -14,6 +14,8 @@ from scipy.sparse.csgraph import shortest_path
 
 import spdist
 from spdist import cli
+from spdist.applications.steps import kept_workers
+from spdist.scheduler.execution import worker_process
 from tests.conftest import random_matrix
 from tests.support.strategies import SMALL_INTS, csr_matrices
 
@@ -136,21 +138,46 @@ def test_paths_in_memory(m, sources):
     np.testing.assert_array_equal(dense, lengths if sources is None else lengths[sources])
 
 
-@pytest.mark.parametrize("options", [{}, {"sources": [3, 7]}, {"hops": 3}, {"sources": [0], "hops": 2}], ids=str)
-def test_paths_of_a_stored_graph(stored, tmp_path, options):
-    m = abs(random_matrix(80, 80, 3, 4))
-    found = spdist.shortest_paths(stored("A", m), tmp_path / "D.zarr", **options)
-    expected = spdist.shortest_paths(m, **options)
-    assert (found.to_scipy() != expected).nnz == 0
-    if not options:
-        assert found.nnz == np.isfinite(shortest_path(m)).sum()
-    assert names_in(tmp_path) == ["A.zarr", "D.zarr"]
+def lengths_within(m, hops: int) -> np.ndarray:
+    """Return the lengths of shortest paths of at most some edges: a step for each edge."""
+    edges = np.full(m.shape, np.inf)
+    edges[m.nonzero()] = m[m.nonzero()]
+    found = np.where(np.eye(len(edges)), 0, np.inf)
+    for _ in range(hops):
+        found = np.minimum(found, (found[:, :, None] + edges).min(axis=1))
+    return found
+
+
+@pytest.mark.parametrize("sources", [None, [3, 7]], ids=str)
+@pytest.mark.parametrize("hops", [1, 2, 3, 5, None], ids=str)
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_paths_of_at_most_some_hops(stored, tmp_path, sources, hops, is_stored):
+    m = sp.csr_array(abs(random_matrix(30, 30, 2, 4)) * 9).ceil()
+    expected = lengths_within(m, hops or 30)
+    assert (expected != lengths_within(m, hops + 1 if hops else 29)).any() == (hops is not None)
+    options = {"sources": sources, "hops": hops}
+    if is_stored:
+        found = spdist.shortest_paths(stored("A", m), tmp_path / "D.zarr", **options).to_scipy().tocoo()
+        assert names_in(tmp_path) == ["A.zarr", "D.zarr"]
+    else:
+        found = spdist.shortest_paths(m, **options).tocoo()
+    dense = np.full(found.shape, np.inf)
+    dense[found.row, found.col] = found.data
+    np.testing.assert_array_equal(dense, expected if sources is None else expected[sources])
+    if hops is None:
+        assert found.nnz == np.isfinite(shortest_path(m)[slice(None) if sources is None else sources]).sum()
 
 
 def test_workers_serve_all_steps(stored, tmp_path):
     m = abs(random_matrix(40, 40, 3, 4))
     found = spdist.shortest_paths(stored("A", m), tmp_path / "D.zarr", workers=2)
     assert (found.to_scipy() != spdist.shortest_paths(m)).nnz == 0
+
+
+def test_one_gpu_works_in_this_process(monkeypatch):
+    monkeypatch.setattr(worker_process, "count_gpus", lambda: 1)
+    with kept_workers({"engine": "cuda", "memory_limit": "1GiB"}) as where:
+        assert where == {"engine": "cuda", "memory_limit": "1GiB"}
 
 
 @pytest.mark.parametrize(

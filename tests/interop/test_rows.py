@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist.interop import rows as rows_module
+from spdist.jobs.operands import canonical_rows
+from spdist.storage.writer import MatrixWriter
 from tests.conftest import random_matrix
 
 M = sp.csr_array(random_matrix(57, 43, 4, 1))
@@ -73,13 +77,30 @@ def test_rows_alone(a, key):
     same(a[key], M[key])
 
 
-def test_parts_of_a_read_do_not_show(a, monkeypatch):
+def in_short_chunks(m):
+    """Store a matrix whose Zarr chunks hold seven entries; a part that is read has one of them at least."""
+    rows = canonical_rows(m)
+    writer = MatrixWriter(f"memory://short-{uuid4().hex}.zarr", rows.ncols, rows.dtype, {})
+    writer.layout = dataclasses.replace(writer.layout, chunk=7)
+    writer.append(rows)
+    return writer.close()
+
+
+def test_parts_of_a_read_do_not_show(monkeypatch):
     monkeypatch.setattr(rows_module, "PART_ENTRIES", 1)
     monkeypatch.setattr(rows_module, "PART_ROWS", 3)
+    a = in_short_chunks(M)
+    assert len(list(rows_module._parts(a, 0, 57))) > 20
     same(a[5:50, [1, 2]], M[5:50][:, [1, 2]])
     same(a[np.arange(50, 2, -5)], M[np.arange(50, 2, -5)])
-    x = np.arange(43.0)
-    assert np.allclose(a @ x, M @ x)
+    x, y = np.arange(43.0), np.arange(57.0)
+    assert np.allclose(a @ x, M.toarray() @ x)
+    assert np.allclose(a.T @ y, M.toarray().T @ y)
+    m = sp.bsr_array(sp.kron(sp.random_array((40, 30), density=0.2, rng=np.random.default_rng(1)), np.ones((2, 3))))
+    many = in_short_chunks(sp.bsr_array(m, blocksize=(2, 3)))
+    assert len(list(rows_module._parts(many, 0, 40))) > 20
+    assert np.allclose(many @ np.arange(90.0), m.toarray() @ np.arange(90.0))
+    assert np.allclose(many.T @ np.arange(80.0), m.toarray().T @ np.arange(80.0))
 
 
 @pytest.mark.parametrize(

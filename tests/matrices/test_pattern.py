@@ -94,3 +94,11 @@ assert pattern.choose_scan(pattern.FEW_ENTRIES) is pattern.NUMPY
 def test_compiled_code_scans_once_any_kernel_is_loaded_or_entries_are_many(load):
     """The engine `cuda` loads kernels of the CPU that prepare its blocks, and no engine of the CPU."""
     subprocess.run([sys.executable, "-c", CHOICE, load], check=True)
+
+
+@pytest.mark.parametrize(("length", "part", "threads"), [(1000, 7, 1), (7, 1000, 1), (3 << 20, 1 << 19, 2), (1, 1, 8)])
+def test_parts_cover_a_range_and_are_no_longer_than_asked_for(length, part, threads):
+    found = sorted(pattern._in_parts(lambda first, last: (first, last), length, part, threads))
+    assert [found[0][0], found[-1][1]] == [0, length]
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(found))
+    assert 0 < min(last - first for first, last in found) <= max(last - first for first, last in found) <= part

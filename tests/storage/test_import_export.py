@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -156,6 +157,24 @@ def test_sorter_with_unequal_rows(tmp_path, rows):
         got.append(sp.vstack(blocks, "csr"))
     np.testing.assert_array_equal(got[0].toarray(), got[1].toarray())
     np.testing.assert_allclose(got[0].toarray(), sp.coo_array((values, (row, columns)), shape=(nrows, 50)).toarray())
+
+
+@pytest.mark.parametrize("duplicates", ["sum", "max", "min", "first"])
+def test_duplicates_are_combined_while_they_are_loaded(tmp_path, duplicates):
+    """A row of 400,000 entries in ten positions, 6.4 MB, within some buckets of 64 KiB."""
+    rng, n, bucket = np.random.default_rng(0), 400_000, 1 << 16
+    columns, values = rng.integers(0, 10, n), rng.integers(-9, 9, n).astype(float)
+    sorter = RowSorter(tmp_path, (1, 10), np.dtype("f8"), expected=n, bucket_bytes=bucket, duplicates=duplicates)
+    for start in range(0, n, 1000):
+        part = slice(start, start + 1000)
+        sorter.add(Entries(np.zeros(1000, np.int64), columns[part], values[part]))
+    tracemalloc.start()
+    (block,) = sorter.blocks()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 * bucket
+    choose = {"sum": np.sum, "max": np.max, "min": np.min, "first": lambda of: of[0]}[duplicates]
+    assert block.data.tolist() == [choose(values[columns == j]) for j in range(10)]
 
 
 # -- Matrix Market: what SciPy reads -----------------------------------------------------------------------------------

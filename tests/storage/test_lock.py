@@ -24,7 +24,7 @@ from spdist.storage import lock
 from spdist.storage.atomic_replace import staged_file, staged_matrix
 from spdist.storage.lock import TargetLock, hold_target
 from spdist.storage.matrix import open_matrix
-from spdist.storage.targets.lock_files import LocalFiles
+from spdist.storage.targets.lock_files import LocalFiles, RemoteFiles
 from spdist.storage.targets.owner import owner_from, this_process
 from spdist.storage.targets.processes import process_start
 from spdist.storage.transpose import transpose
@@ -113,6 +113,18 @@ def test_a_live_run_is_named_and_its_death_is_known_at_once(tmp_path, holder, ca
     (line,) = (record.getMessage() for record in caplog.records)
     assert f"process {holder.pid}" in line
     assert "took over" in line
+
+
+def test_a_live_run_on_this_host_keeps_its_lock_without_a_heartbeat(tmp_path):
+    """As one that is stopped, or waits for its disk; nobody steals it."""
+    target, content = tmp_path / "C.zarr", this_process("abc123").to_bytes()
+    path = Path(f"{target}.spdist-lock")
+    path.write_bytes(content)
+    os.utime(path, (0, 0))
+    with pytest.raises(InputError, match=r"is being written by run abc123 .*last heartbeat [\d,]+ s ago; wait for it"):
+        api.save(target, EYE, steal=True)
+    assert path.read_bytes() == content
+    assert TargetLock(str(target)).is_live(str(path), content)  # nor is its right to end a lock taken
 
 
 def test_sigterm_releases(tmp_path, monkeypatch):
@@ -387,6 +399,40 @@ def test_an_exported_file_is_held_too(tmp_path):
         with pytest.raises(InputError, match="is being written by run"):
             pool.submit(staged_file(tmp_path / "a.npz", overwrite=False).__enter__).result()
         path.write_bytes(b"1")
+
+
+class IgnoresConditions:
+    """A store that takes ``mode="create"`` and ignores it; `rival` writes after each write.
+
+    Parameters
+    ----------
+    rival : bytes or None
+        What another run writes, which asked for the object when it was not there, as the first one did.
+    """
+
+    protocol = "memory"
+
+    def __init__(self, rival: bytes | None) -> None:
+        self.objects, self.rival = dict[str, bytes](), rival
+
+    def _strip_protocol(self, path: str) -> str:
+        return path
+
+    def cat_file(self, path: str) -> bytes:
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        return self.objects[path]
+
+    def pipe_file(self, path: str, content: bytes, mode: str = "overwrite") -> None:
+        self.objects[path] = content if self.rival is None else self.rival
+
+
+def test_of_two_runs_on_a_store_that_ignores_conditions_one_has_the_lock():
+    for rival, mine in ((None, True), (b"the other's", False)):
+        files = RemoteFiles("memory://C.zarr")
+        files._fs = IgnoresConditions(rival)
+        assert files.create("memory://C.zarr.spdist-lock", b"mine") is mine
+        assert not files.create("memory://C.zarr.spdist-lock", b"a third one's")
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):

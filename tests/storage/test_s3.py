@@ -15,6 +15,7 @@ from moto.server import ThreadedMotoServer
 import spdist
 from spdist.scheduler.planner import planner
 from spdist.storage import locations, notes
+from spdist.storage.foreign import versions
 from spdist.storage.objects import credentials, service
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
@@ -163,3 +164,19 @@ def test_the_plan_knows_that_c_goes_to_objects(proxy, stored, monkeypatch, tmp_p
     for url in ("s3://failing/F.zarr", str(tmp_path / "F.zarr")):
         spdist.multiply(a, a, url)
     assert seen == [True, False]
+
+
+def test_an_operand_that_is_rewritten_meanwhile_is_named(proxy):
+    proxy.fault = lambda number, method, path: ""
+    m, files = random_matrix(200, 200, 4, 1), s3fs.S3FileSystem(use_listings_cache=False)
+    a = spdist.save("s3://failing/A.zarr", m, overwrite=True)
+    assert versions._versions_of(a).can_tell
+
+    def rewrite(plan) -> None:
+        content = files.cat_file("failing/A.zarr/data/c/0")
+        files.pipe_file("failing/A.zarr/data/c/0", content[::-1])
+
+    spdist.multiply(a, a, "s3://failing/W.zarr", overwrite=True)
+    with pytest.raises(spdist.CorruptError, match=r"A.zarr was rewritten .*Zarr chunk 0 of array 'data'"):
+        spdist.multiply(a, a, "s3://failing/V.zarr", callbacks=spdist.Callbacks(planned=rewrite))
+    assert not locations.exists("s3://failing/V.zarr")

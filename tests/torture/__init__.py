@@ -25,13 +25,17 @@ part       what happens
 ========== ======================================================================================================
 kills      client, worker or all killed, or the client interrupted, at a moment or a point; sometimes again in resume
 cluster    scheduler, nannies or all killed of a cluster that was started by hand
+tasks      applications, conversions and chains killed at a moment or at a call that changes files; run again
+ends       the same, before the last such call of each, the one before it, and so on
 damage     a file of A, B, the mask, an unfinished or a finished C flipped, cut, swapped, copied, zeroed, deleted
 pairs      two commands on one target
 calls      a system call or an allocation fails, in client or worker
 settings   hostile variables and files of settings for numba, dask, zarr, fsspec, Python and the shell
 power      a kill, and files that were not synchronised lose what they hold
 memory     the n-th allocation of more than a MiB fails, or all from then on
+rewrites   A, B or the mask rewritten while a product reads it, at a moment or when one of its files is opened
 network    a connection is reset, ends in a message, waits, or says nothing more (TCP proxies between processes)
+skewed     nothing but a skewed matrix: peak memory against the limit, as reported and from outside
 histories  random sequences of all this against a model (hypothesis)
 ========== ======================================================================================================
 

@@ -33,6 +33,8 @@ ERRORS = {
     "alloc": (errno.ENOMEM,),
 }
 """Operations of `faults.c`, and the errors with which they fail."""
+CHANGES = {"open", "write", "fsync", "syncfs", "rename", "unlink", "mkdir"}
+"""Operations that change files; `faults.c` counts them together as ``change``."""
 WRITERS = (
     *(f"spdist.scheduler.execution.{name}" for name in ("driver", "journal", "recovery", "unfinished")),
     "spdist.storage",
@@ -62,7 +64,7 @@ def sites(bench: Bench, product: Product) -> dict[tuple[str, str], int]:
         run = bench.multiply(trial, product, "discovery", _log(bench, trial))
         assert ended(run), run.err
         most: dict[tuple[str, str], int] = {}
-        for (role, _, operation), count in Counter(_operations(trial)).items():
+        for (role, _, operation), count in Counter(operations(trial)).items():
             most[role, operation] = max(most.get((role, operation), 0), count)
         bench.points[name] = most
         shutil.rmtree(trial.folder)
@@ -74,7 +76,8 @@ def _log(bench: Bench, trial: Trial, **more: object) -> Path:
     return trial.arm(calls=calls, call_roles=["client", "worker"], **more)
 
 
-def _operations(trial: Trial) -> list[tuple[str, int, str]]:
+def operations(trial: Trial) -> list[tuple[str, int, str]]:
+    """Return role, process id and operation of the calls that were written down, in order."""
     return [(role, pid, what.split(" ")[0][5:]) for role, pid, what in trial.hits() if what.startswith("call.")]
 
 

@@ -4,9 +4,11 @@
  *
  *     OPERATION NUMBER ACTION ERRNO PREFIX
  *
- * OPERATION  open write fsync syncfs rename unlink mkdir read send recv alloc any; `log` only writes calls down
+ * OPERATION  open write fsync syncfs rename unlink mkdir read send recv alloc; change: one of the first seven; any;
+ *            `log` only writes calls down
  * NUMBER     which call of this process, from 1 on
  * ACTION     fail: return -1 with ERRNO; short: write or read half; before, after: kill this process there;
+ *            stop: stop this process there, until another one lets it go on;
  *            forever: fail from this call on
  * PREFIX     calls count if their path begins so; of sockets and allocations all count; in FOLDER only FOLDER/data counts
  *
@@ -59,6 +61,11 @@ static int first(void) {
 
 static void die(void) { syscall(SYS_kill, getpid(), SIGKILL); }
 
+/* Whether an operation changes files: it is none of read, openread, send, recv, alloc. */
+static int changes(const char *op) {
+    return strcmp(op, "read") && strcmp(op, "openread") && strcmp(op, "send") && strcmp(op, "recv") && strcmp(op, "alloc");
+}
+
 /* Whether this call is the one; `path` may be NULL. The caller acts. */
 static int strikes(const char *op, const char *path) {
     if (!__atomic_load_n(&armed, __ATOMIC_ACQUIRE)) return 0;
@@ -70,11 +77,12 @@ static int strikes(const char *op, const char *path) {
         syscall(SYS_write, logging, line, length);
         return 0;
     }
-    if (strcmp(op, operation) && strcmp("any", operation)) return 0;
+    if (strcmp(op, operation) && strcmp("any", operation) && (strcmp("change", operation) || !changes(op))) return 0;
     long now = __atomic_add_fetch(&count, 1, __ATOMIC_SEQ_CST);
     int hit = now == number || (now > number && !strcmp(action, "forever"));
     if (!hit || !first()) return 0;
     if (!strcmp(action, "before")) die();
+    if (!strcmp(action, "stop")) return (int)syscall(SYS_kill, getpid(), SIGSTOP);
     return 1;
 }
 

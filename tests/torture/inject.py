@@ -35,7 +35,10 @@ from typing import Any
 
 SPECIFICATION = "SPDIST_TORTURE"
 """Environment variable: the file with the specification."""
-LEFT_ALONE = ("spdist.kernels", "spdist.matrices", "spdist.errors", "spdist.foundation.units")
+LEFT_ALONE = (
+    *("spdist.kernels", "spdist.matrices", "spdist.errors", "spdist.foundation.units"),
+    "spdist.applications.cooccurrence",
+)
 """Modules without points: Numba compiles their functions, or they hold nothing that could be lost."""
 
 COMPILED = b"from spdist.kernels.cpu.numba_compile import"

@@ -19,27 +19,38 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.torture import calls, damage, kills, machine, pairs, proxy, settings
+from tests.torture import calls, damage, kills, machine, pairs, proxy, rewrites, settings, skewed, tasks
 from tests.torture.kills import Bench
 from tests.torture.outcome import Outcome, Table
 from tests.torture.products import Stock
 from tests.torture.runs import Launcher
 
-Part = Callable[[Bench, random.Random], Outcome]
+Part = Callable[[Bench, random.Random, int], Outcome]
+"""Makes a trial of the number that it has in its part."""
+
+
+def _by_chance(trial: Callable[[Bench, random.Random], Outcome]) -> Part:
+    return lambda bench, rng, number: trial(bench, rng)
+
+
 PARTS: dict[str, tuple[Part, float]] = {
-    "kills": (lambda bench, rng: kills.run_kill(bench, kills.random_kill(bench, rng)), 1.0),
-    "cluster": (kills.random_cluster_kill, 0.1),
-    "damage": (damage.random_damage, 1.0),
-    "pairs": (pairs.random_pair, 0.5),
-    "calls": (calls.random_failure, 1.0),
-    "memory": (calls.random_allocation, 0.2),
-    "network": (proxy.random_network_fault, 0.1),
-    "histories": (machine.random_history, 0.1),
-    "settings": (settings.random_settings, 0.3),
-    "power": (calls.random_power_loss, 0.2),
+    "kills": (_by_chance(lambda bench, rng: kills.run_kill(bench, kills.random_kill(bench, rng))), 1.0),
+    "cluster": (_by_chance(kills.random_cluster_kill), 0.1),
+    "tasks": (_by_chance(tasks.random_task_kill), 0.5),
+    "ends": (tasks.kill_in_turn, 0.8),
+    "damage": (_by_chance(damage.random_damage), 1.0),
+    "pairs": (_by_chance(pairs.random_pair), 0.5),
+    "calls": (_by_chance(calls.random_failure), 1.0),
+    "memory": (_by_chance(calls.random_allocation), 0.2),
+    "network": (_by_chance(proxy.random_network_fault), 0.1),
+    "histories": (_by_chance(machine.random_history), 0.1),
+    "power": (_by_chance(calls.random_power_loss), 0.2),
+    "rewrites": (_by_chance(rewrites.random_rewrite), 0.2),
+    "skewed": (_by_chance(skewed.random_skewed_product), 0.2),
+    "settings": (_by_chance(settings.random_settings), 0.3),
 }
 """What each part does, and its trials for each one of ``--count``."""
-NEED_COMPILER = {"calls", "memory", "power"}
+NEED_COMPILER = {"tasks", "ends", "calls", "memory", "power"}
 """Parts that need `faults.c`."""
 LAST_SECONDS = 15.0
 """Seconds before the time is up in which no trial begins: most take less."""
@@ -175,7 +186,7 @@ def _take(orders: Orders, following: Any, last: float) -> Iterator[tuple[str, in
 def _outcome(bench: Bench, seed: int, part: str, number: int) -> Outcome:
     """Make a trial; an error of torture itself is an outcome too, after which servers are started anew."""
     try:
-        return PARTS[part][0](bench, random.Random(f"{seed}/{part}/{number}"))
+        return PARTS[part][0](bench, random.Random(f"{seed}/{part}/{number}"), number)
     except Exception as error:
         return Outcome(part, f"trial {number}", "broken", f"{type(error).__name__}: {error}"[:500])
 

@@ -55,11 +55,14 @@ class Bench:
         Trials are folders here, each removed when it went well.
     points : dict
         For each product, the points that an undisturbed run passes, with their number for a role's process.
+    tasks : dict
+        What an undisturbed run of each task leaves; see `tasks`.
     """
 
     stock: Stock
     folder: Path
     points: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
+    tasks: dict[str, Any] = field(default_factory=dict)
     _number: int = 0
 
     @property

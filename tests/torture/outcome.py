@@ -13,6 +13,7 @@ VERDICTS = {
     "right": "the right product, and nothing left behind",
     "refused": "one line that names the matter, exit code 1 or 2",
     "wrong": "C is not the product, and the exit code is 0 or C claims to be whole",
+    "over": "more memory than the limit, by its own report or from outside",
     "lost": "the old C is gone before the new one is there",
     "stuck": "neither --resume nor --overwrite leads to the product",
     "gave up": "the run ended although only workers died",

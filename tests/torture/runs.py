@@ -141,7 +141,7 @@ class Launcher:
             Its arguments.
         **options
             `role`, by default ``client``; `fresh`: whether to start a new interpreter; `specification`: a file, see
-            `inject`.
+            `inject`; `call`: the function that a forked process runs, ``module:function``, in place of its role's.
         """
         role, fresh = options.get("role", "client"), options.get("fresh", False)
         argv = [str(word) for word in words]
@@ -163,7 +163,7 @@ class Launcher:
             self.fresh[process.pid] = process
             run.pid = process.pid
             return run
-        command = {"call": ENTRIES[role], "argv": argv, "role": role, "environment": environment}
+        command = {"call": options.get("call", ENTRIES[role]), "argv": argv, "role": role, "environment": environment}
         self._revive()
         run.pid = self._answer(**command, stdout=str(out), stderr=str(err))["pid"]
         self.fresh.pop(run.pid, None)  # an earlier process of this number

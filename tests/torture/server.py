@@ -28,7 +28,9 @@ MODULES = (
     "numba", "distributed", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "bokeh.server.server",
     "distributed.dashboard.scheduler", "zarrs", "scipy.sparse", "spdist.cli", "spdist.api.products",
     "spdist.cli.console", "spdist.jobs.multiply", "spdist.storage.transpose", "spdist.storage.import_export",
-    "spdist.verification.freivalds",
+    "spdist.verification.freivalds", "spdist.applications.shortest_paths", "spdist.applications.similarity",
+    "spdist.applications.cooccurrence", "spdist.applications.markov_clustering", "spdist.applications.pagerank",
+    "spdist.applications.triangles",
     "spdist.scheduler.execution.worker_process", "spdist.kernels.cpu.numba_engine", "spdist.kernels.cpu.rowwise",
 )  # fmt: skip
 """Modules that every command imports sooner or later."""

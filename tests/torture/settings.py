@@ -1,4 +1,4 @@
-"""Hostile environments and files of settings: each command in a fresh process, as `tests.fuzz.environments` makes it."""
+"""Hostile environments and files of settings, as `tests.fuzz.environments` makes them, each in a fresh process."""
 
 from __future__ import annotations
 

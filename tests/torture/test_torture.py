@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.torture import calls
-from tests.torture.jobs import PARTS
+from tests.torture.jobs import NEED_COMPILER, PARTS
 from tests.torture.kills import Bench
 from tests.torture.outcome import VERDICTS
 from tests.torture.products import PRODUCTS, Stock
@@ -17,6 +17,7 @@ from tests.torture.runs import Launcher
 SEED = 22
 TRIALS = {
     "kills": 4,
+    "tasks": 2,
     "damage": 4,
     "pairs": 1,
     "calls": 3,
@@ -26,6 +27,7 @@ TRIALS = {
     "network": 1,
     "histories": 1,
     "settings": 1,
+    "rewrites": 3,
 }
 """Trials of each part."""
 
@@ -40,9 +42,9 @@ def bench(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", TRIALS)
 def test_every_fault_has_an_answer(bench, part):
-    if part in ("calls", "memory", "power") and not bench.launcher.preload:
+    if part in NEED_COMPILER and not bench.launcher.preload:
         pytest.skip("needs a C compiler, for system calls that fail")
-    outcomes = [PARTS[part][0](bench, random.Random(f"{SEED}/{part}/{i}")) for i in range(TRIALS[part])]
+    outcomes = [PARTS[part][0](bench, random.Random(f"{SEED}/{part}/{i}"), i) for i in range(TRIALS[part])]
     assert not [f"{outcome.verdict}: {outcome.what}: {outcome.detail}" for outcome in outcomes if not outcome.good]
 
 

@@ -363,13 +363,33 @@ def slurm(tmp_path):
     """Return an environment with stand-ins: srun runs one task here, scontrol notes what it is asked."""
     stubs = {
         "srun": 'while [[ $1 == --* ]]; do shift; done\nexec "$@"',
-        "scontrol": f'echo "$*" >> {tmp_path}/asked',
+        "scontrol": (
+            'if [[ $1 == show ]]; then echo "JobId=7 JobName=spdist TimeLimit=${TIME_LIMIT:-01:00:00} Nodes=1"; else\n'
+            f'echo "$*" >> {tmp_path}/asked; fi'
+        ),
     }
     for name, text in stubs.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     names = {"SPDIST_ROOT": str(ROOT), "SPDIST_PYTHON": sys.executable, "SPDIST_SCRATCH": str(tmp_path)}
     return {**os.environ, **names, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(("limit", "notice", "code"), [
+    ("00:01:00", "120", 2), ("00:02:59", "120", 2), ("00:08:08", "429", 2), ("00:08:09", "429", 9),
+    ("00:01:30", "25", 9), ("1-00:00:30", "120", 9), ("UNLIMITED", "120", 9),
+])  # fmt: skip
+def test_sbatch_script_refuses_a_time_limit_without_time_for_work(slurm, tmp_path, limit, notice, code):
+    """A job that is not refused asks for its keys, which ends with code 9 here."""
+    (tmp_path / "python").write_text("#!/usr/bin/env bash\nexit 9\n")
+    (tmp_path / "python").chmod(0o755)
+    environment = {**slurm, "SPDIST_PYTHON": str(tmp_path / "python"), "TIME_LIMIT": limit, "SPDIST_NOTICE": notice}
+    done = subprocess.run(["bash", SBATCH, "job.yaml"], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    refused = f"a time limit of {limit} leaves less than a minute" in done.stderr
+    assert (done.returncode == 2, refused) == (code == 2, code == 2), done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "asked").exists()
+    assert not list(tmp_path.glob(".spdist-*"))
 
 
 @pytest.mark.slow

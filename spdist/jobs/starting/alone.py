@@ -49,7 +49,7 @@ def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource
     a, b = source.request.a, source.request.b
     if source.request.on_gpu and a.nnz * b.nnz // max(b.nrows, 1) > GPU_PRODUCTS:
         return source
-    with phases.during("plan"):
+    with phases.during("plan"), worker_process.small_arrays_kept(source.request.host_bytes):
         return replace(source, stored_plan=source.make())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from spdist.errors import InputError
 from spdist.kernels.cpu.product_counts import SAMPLE, estimate_products
-from spdist.kernels.cpu.workspace import WINDOW, Engine, cpu_workspace
+from spdist.kernels.cpu.workspace import SMALL_PRODUCTS, WINDOW, Engine, cpu_workspace
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.checks import check_product_shapes
@@ -22,13 +22,23 @@ from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray
 
 EngineOrAuto = Literal["auto", "scipy", "numba"]
 
-SMALL_PRODUCTS = 1 << 24
-"""Products up to which SciPy is done before Numba's kernels would be loaded, or compiled for new dtypes."""
-
 _loaded: set[tuple[Any, ...]] = set()
 """Specialisations whose plain kernels this process has loaded; `mark_loaded` adds to them."""
 _left_to_scipy: Counter[tuple[Any, ...]] = Counter()
 """Estimated products that ``engine="auto"`` has left to SciPy in this process, by specialisation."""
+
+
+class MatrixSizes(Protocol):
+    """A matrix in memory or in storage, of which only the sizes are asked."""
+
+    @property
+    def ncols(self) -> int: ...  # noqa: D102
+
+    @property
+    def nnz(self) -> int: ...  # noqa: D102
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
 
 
 class RowBuffers(NamedTuple):
@@ -152,7 +162,13 @@ def _convert(m: CSR, dtype: np.dtype[Any], read: bool) -> CSR:
 
 
 def choose(
-    a: CSR, b: CSR, *, threads: int = 1, workspace_limit: int | None = None, sort: bool = True
+    a: MatrixSizes,
+    b: MatrixSizes,
+    *,
+    threads: int = 1,
+    workspace_limit: int | None = None,
+    sort: bool = True,
+    products: int | None = None,
 ) -> tuple[Engine, str]:
     """Choose the engine for ``a @ b`` by time and memory; both engines give the same bits.
 
@@ -160,12 +176,14 @@ def choose(
 
     Parameters
     ----------
-    a, b : CSR
+    a, b : CSR, or stored matrices
     threads : int
     workspace_limit : int, optional
         Bytes allowed beyond operands and result.
     sort : bool
         Whether rows of C must be sorted; kernels that do not sort are compiled apart.
+    products : int, optional
+        Of ``a @ b``; by default estimated, for which both must be a `CSR`.
 
     Returns
     -------
@@ -176,7 +194,10 @@ def choose(
     kernels = _specialisation(a, b, sort)
     if kernels in _loaded:
         return "numba", "its kernels are loaded, and quicker than SciPy for every shape measured"
-    products = estimate_products(a, b)
+    if products is None:
+        assert isinstance(a, CSR)
+        assert isinstance(b, CSR)
+        products = estimate_products(a, b)
     earlier = _left_to_scipy[kernels]
     if products + earlier > SMALL_PRODUCTS:
         more = f", and {earlier:,} before them," if earlier else ""
@@ -186,7 +207,7 @@ def choose(
     if b.nnz > INT32_MAX or a.nnz > INT32_MAX:
         return "numba", "SciPy would need a copy of the indices in int64"
     sizes = result_dtype(a.dtype, b.dtype).itemsize, index_dtype(b.ncols).itemsize
-    needed = cpu_workspace("scipy", b.ncols, products, *sizes, threads)
+    needed = cpu_workspace("scipy", b.ncols, min(products, b.ncols), *sizes, threads)
     if workspace_limit is not None and needed > workspace_limit:
         return "numba", f"SciPy may need {needed:,} bytes of workspace, and {workspace_limit:,} are allowed"
     return "scipy", f"about {products:,} products are done before Numba's kernels would be loaded"
@@ -197,6 +218,6 @@ def mark_loaded(product: PreparedProduct) -> None:
     _loaded.add(_specialisation(product.a, product.b, product.spec.sort))
 
 
-def _specialisation(a: CSR, b: CSR, sort: bool) -> tuple[Any, ...]:
+def _specialisation(a: MatrixSizes, b: MatrixSizes, sort: bool) -> tuple[Any, ...]:
     """Return what a compiled kernel depends on: dtypes, the width, and whether it sorts."""
     return result_dtype(a.dtype, b.dtype), index_dtype(a.ncols), index_dtype(b.ncols), b.ncols > WINDOW, bool(sort)

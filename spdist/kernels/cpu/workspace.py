@@ -39,6 +39,10 @@ PADDING = 64
 """Elements behind the accumulator, so that its marks can be read 64 at a time."""
 OBJECTS = 1 << 16
 """Bytes for Python's and NumPy's objects around the arrays, per thread."""
+SMALL_PRODUCTS = 1 << 24
+"""Products up to which SciPy is done before Numba's kernels would be loaded, or compiled for new dtypes."""
+SCIPY_SHARE = 8
+"""SciPy may multiply small products if its workspace is at most this part of the memory limit."""
 
 
 def window_columns(ncols: int) -> int:
@@ -90,6 +94,18 @@ def cpu_workspace(
     if engine == "scipy":
         return threads * _scipy_bytes(ncols, max_row_products, value_itemsize, index_itemsize)
     return threads * (_numba_bytes(ncols, value_itemsize) + (SCRATCH_BYTES if threads > 1 else 0))
+
+
+def auto_workspace(
+    products: int, limit: int, ncols: int, max_row_products: int, value_itemsize: int, index_itemsize: int, threads: int
+) -> int:
+    """Return the workspace in bytes that engine "auto" may use: enough for SciPy only if it may multiply.
+
+    `products` are estimated, `limit` is the memory limit in bytes; the others are as for `cpu_workspace`.
+    """
+    sizes = ncols, max_row_products, value_itemsize, index_itemsize, threads
+    scipy, numba = cpu_workspace("scipy", *sizes), cpu_workspace("numba", *sizes)
+    return max(scipy, numba) if products <= SMALL_PRODUCTS and scipy <= limit // SCIPY_SHARE else numba
 
 
 def block_workspace(ncols: int, entries: int) -> int:

@@ -13,7 +13,7 @@ from distributed import Client, Security
 from distributed.comm.registry import get_backend
 from distributed.deploy.cluster import Cluster
 
-from spdist.errors import InputError
+from spdist.errors import InputError, one_line
 from spdist.scheduler.clusters.security import has_keys
 
 SILENT_SECONDS = 10
@@ -103,8 +103,11 @@ def check_address(address: str, security: Security) -> SplitResult:
     Traceback (most recent call last):
     InputError: scheduler='http://node1:8786': Dask knows no protocol 'http'; write tcp://HOST:PORT ...
     """
-    parts = urlsplit(address if "://" in address else f"tcp://{address}")
     example = "write tcp://HOST:PORT, or tls://HOST:PORT where the scheduler has keys"
+    try:
+        parts = urlsplit(address if "://" in address else f"tcp://{address}")
+    except ValueError as error:  # a bracket that is not closed
+        raise InputError(f"scheduler={address!r}: {one_line(error)}; {example}") from None
     try:
         get_backend(parts.scheme)
     except ValueError:

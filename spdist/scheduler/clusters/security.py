@@ -164,8 +164,10 @@ def write_keys(folder: str | Path) -> dict[str, Path]:
     Raises
     ------
     InputError
-        If the folder holds something, or cannot be written.
+        If the folder holds something, is a URL, or cannot be written.
     """
+    if "://" in str(folder):
+        raise InputError(f"{folder} is a URL: keys are written to a folder of this machine alone; name a path")
     place, pair = Path(folder).absolute(), make_key_pair()
     files = {option: place / name for option, name in KEY_FILES.items()}
     texts = {"ca-file": pair.certificate, "cert": pair.certificate, "key": pair.key, "environment": _exports(files)}

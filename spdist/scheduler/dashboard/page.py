@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from spdist.shown import without_secrets
+
 PAGE = Path(__file__).with_name("page.html")
 _NO_DATA = '<script type="application/json" id="report">null</script>'
 
@@ -23,7 +25,8 @@ def page_with(data: dict[str, Any]) -> str:
     str
         HTML.
     """
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # no name may end the script
+    text = json.dumps(without_secrets(data), separators=(",", ":"))
+    text = text.replace("<", "\\u003c")  # no name may end the script
     page = PAGE.read_text()
     assert page.count(_NO_DATA) == 1
     return page.replace(_NO_DATA, _NO_DATA.replace("null", text))

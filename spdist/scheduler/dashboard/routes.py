@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from distributed import Scheduler
-from tornado.web import RequestHandler
 
+from spdist.scheduler.dashboard.hosts import CheckedHandler
 from spdist.scheduler.dashboard.page import PAGE
 from spdist.scheduler.dashboard.runs import Runs
 
 
-class PageHandler(RequestHandler):
+class PageHandler(CheckedHandler):
     """The page: one file with its script and style."""
 
     def get(self) -> None:
@@ -22,7 +22,7 @@ class PageHandler(RequestHandler):
         self.write(PAGE.read_bytes())
 
 
-class DataHandler(RequestHandler):
+class DataHandler(CheckedHandler):
     """The state of all runs as JSON."""
 
     def initialize(self, runs: Runs) -> None:

@@ -27,7 +27,7 @@ from spdist.scheduler.execution.journal import Journal
 from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment, JobSpec, Outcome
 from spdist.scheduler.execution.stages import STAGES, CommitTarget, compute, count, stage_failure
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks, add_totals
-from spdist.scheduler.execution.worker import WorkerContext
+from spdist.scheduler.execution.worker import WorkerContext, fix_engine
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage import locations
 from spdist.storage.checksums import Checksums
@@ -75,7 +75,7 @@ def execute_alone(
     title, durable = locations.family_of(layout.url), journal.checkpoint.row
     start = run_start(plan, draft, title, durable, callbacks.expects(plan))
     with (
-        _context(draft.with_plan(plan, "")) as (context, idle),
+        _context(draft, plan) as (context, idle),
         announced(None, name, start, callbacks.heard) as announcer,
     ):
         report = callbacks.also(announcer.progress).progress
@@ -317,7 +317,7 @@ def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Red
     """
     title = f"{what if isinstance(what, str) else 'histogram'} of A @ B"
     with (
-        _context(draft.with_plan(plan, "")) as (context, _),
+        _context(draft, plan) as (context, _),
         announced(None, name, run_start(plan, draft, title, 0, callbacks.expects(plan)), callbacks.heard),
         phases.during("run"),
         _clear_errors(),
@@ -336,14 +336,18 @@ def _works(plan: Plan, row: int) -> list[BlockWork]:
 
 
 @contextmanager
-def _context(job: JobSpec) -> Iterator[tuple[WorkerContext, int]]:
+def _context(draft: JobSpec, plan: Plan) -> Iterator[tuple[WorkerContext, int]]:
     """Yield the context of a job in this process, and the resident bytes before it; release its memory afterwards."""
-    worker_process.reset_peak()
-    idle, context = worker_process.resident_memory(), WorkerContext(job)
-    try:
-        yield context, idle
-    finally:
-        context.release()
+    context = WorkerContext(fix_engine(draft.with_plan(plan, ""), plan))
+    with phases.during("run"):
+        context.load(plan)
+    with worker_process.small_arrays_kept(context.job.host_bytes):
+        worker_process.reset_peak()
+        idle = worker_process.resident_memory()
+        try:
+            yield context, idle
+        finally:
+            context.release()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from spdist.scheduler.dashboard.run_state import CELLS
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.telemetry import Progress
 from spdist.scheduler.planner.plan import Operand, Plan
+from spdist.shown import without_secrets
 
 if TYPE_CHECKING:  # a run without a scheduler loads no Dask
     from distributed import Client
@@ -78,7 +79,7 @@ class Announcer:
         """Tell how far the run came, and how it ended."""
         interrupted = isinstance(error, KeyboardInterrupt)
         state = "finished" if error is None else "interrupted" if interrupted else "failed"
-        text = "" if error is None or interrupted else str(error)[:2000]
+        text = "" if error is None or interrupted else without_secrets(str(error))[:2000]
         messages = [self._message("progress", asdict(self._last))] if self._last is not None else []
         messages.append(self._message("end", RunEnd(state=state, error=text, stages=self.stages)))
         if self.client is None:
@@ -90,7 +91,7 @@ class Announcer:
                 self._send(message)
 
     def _message(self, what: str, content: Any) -> Message:
-        message = {"product": self.name, "what": what, "at": time.time(), "content": content}
+        message = {"product": self.name, "what": what, "at": time.time(), "content": without_secrets(content)}
         self.heard(message)
         return message
 

@@ -11,16 +11,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from distributed import Client, Future, Reschedule
+from distributed import Client, Future, Reschedule, get_worker
 
 from spdist.scheduler.execution.records import BlockCounts, BlockTask
 from spdist.scheduler.execution.stages import STAGES, CommitTarget
 from spdist.scheduler.execution.supervision.late_workers import STAYING_OUT
+from spdist.scheduler.execution.supervision.silence import wait_until_known
 from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.storage.writer import Layout
 
 COMMIT_PRIORITY = 10
 """Dask priority of commits and joins. They run before the stages of later blocks, because they free memory."""
+
+WRITING_STAGES = "commit", "join"
+"""Stages that write to C."""
 
 TASK_NAMES = {"join": "assemble"}
 """Names of tasks that are not those of their stages. Dask's page of groups takes ``dask.order`` for a topological sort,
@@ -103,7 +107,7 @@ class TaskGraph:
             key=(f"{TASK_NAMES.get(stage, stage)}-{self.job}", *key),
             workers=[worker] if worker else None,
             allow_other_workers=bool(worker),
-            priority=COMMIT_PRIORITY if stage in ("commit", "join") else 0,
+            priority=COMMIT_PRIORITY if stage in WRITING_STAGES else 0,
             pure=False,
         )
 
@@ -133,8 +137,10 @@ def run_stage(job: str, stage: str, *arguments: object) -> Any:
     Raises
     ------
     Reschedule
-        If this worker does not fit the job: Dask runs the stage on another worker.
+        If this worker does not fit the job, or may no longer write to C: Dask runs the stage on another worker.
     """
     if job in STAYING_OUT:
         raise Reschedule
+    if stage in WRITING_STAGES:
+        wait_until_known(get_worker())
     return STAGES[stage](CONTEXTS[job], *arguments)

@@ -17,6 +17,7 @@ from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.supervision.calls import register, unregister
 from spdist.scheduler.execution.supervision.late_workers import JoinCheck, stay_out, take_part_again
 from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
+from spdist.shown import without_secrets
 
 PUBLISH_SECONDS = 0.5
 """Seconds between two publications of a worker's timings."""
@@ -82,7 +83,8 @@ class InstallPlugin(WorkerPlugin):
             lambda timings: worker.log_event(TIMINGS, {"product": self.name, "timings": timings, "limits": limits})
         )
         for text in telemetry.take_announcements():
-            worker.log_event(ANNOUNCEMENTS, {"product": self.name, "text": f"worker {worker.address}: {text}"})
+            line = without_secrets(f"worker {worker.address}: {text}")
+            worker.log_event(ANNOUNCEMENTS, {"product": self.name, "text": line})
 
 
 class PrefetchPlugin(WorkerPlugin):

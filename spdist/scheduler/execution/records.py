@@ -81,6 +81,16 @@ class JobSpec:
         )
 
     @property
+    def threads_per_kernel(self) -> int:
+        """Threads that multiply one block."""
+        return self.threads if self.threads_share_blocks else 1
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that a worker may use."""
+        return self.host_limit or self.memory_limit
+
+    @property
     def pieces(self) -> tuple[Piece, ...]:
         """Pieces of a split block, in the order in which their partial products are added."""
         inner = list(zip(self.inner_bounds[:-1], self.inner_bounds[1:], strict=True))

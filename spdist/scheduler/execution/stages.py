@@ -332,15 +332,15 @@ def count(c: CSR, task: BlockTask) -> BlockCounts:
     BlockCounts
         Row lengths are uint32 if they fit, otherwise int64.
     """
-    lengths = np.diff(c.indptr)
+    lengths, digest = np.diff(c.indptr), _digest(c)
     fits = len(lengths) == 0 or lengths.max() <= np.iinfo(np.uint32).max
     lengths = lengths.astype(np.uint32) if fits else lengths
-    return BlockCounts(lengths, _digest(c), task.number == 0 and compresses(c.data))
+    return BlockCounts(lengths, digest, task.number == 0 and compresses(c.data))
 
 
 def _digest(c: CSR) -> bytes:
     """Return a digest of the number of entries of each row."""
-    return hashlib.blake2b(np.diff(c.indptr).astype("<i8", copy=False).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(np.diff(c.indptr).astype("<i8").tobytes(), digest_size=16).digest()
 
 
 def shared_slices(offset: int, nnz: int, chunk: int) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from spdist.foundation.engines import GPU_ENGINES
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
-from spdist.kernels.cpu.prepare import EngineOrAuto
+from spdist.kernels.cpu.prepare import EngineOrAuto, choose
 from spdist.kernels.cuda.pinned import array_at
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.streaming.history import BlockHistory
@@ -23,7 +24,9 @@ from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.operands.resident import ResidentMatrix
 from spdist.scheduler.execution.records import BlockNumber, BlockOperands, BlockTask, JobSpec, StageTiming
 from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
-from spdist.scheduler.planner.plan import gpu_staging
+from spdist.scheduler.planner.plan import Plan, gpu_staging
+from spdist.scheduler.planner.worker_memory import engine_workspace
+from spdist.storage.chunked_array import FEW, load_codecs
 from spdist.storage.matrix import Allocate, Held
 
 if TYPE_CHECKING:  # CPUs need neither
@@ -150,9 +153,9 @@ class WorkerContext:
     ) -> CSR:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
         if not self.on_gpu:
-            threads = self.job.threads if self.job.threads_share_blocks else 1
+            job, threads = self.job, self.job.threads_per_kernel
             with self._kernels:
-                return multiply_on_cpu(a, b, capacity, cpu_engine(self.job), spec, threads)
+                return multiply_on_cpu(a, b, capacity, cpu_engine(job), spec, threads, kernel_workspace(job))
         from spdist.kernels.streaming import pipeline
 
         rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
@@ -180,10 +183,24 @@ class WorkerContext:
 
     # -- before the first block ----------------------------------------------------------------------------------------
 
+    def load(self, plan: Plan) -> None:
+        """Load what the blocks of a plan will need, before memory is measured; nothing that they may not need."""
+        job = self.job
+        if self.on_gpu or not plan.blocks:
+            return
+        if max(block.nnz for block in plan.blocks) > FEW * plan.chunk:
+            load_codecs()
+        a, b, spec = tiny_product(job)
+        engine = cpu_engine(job)
+        if engine == "auto" and spec.plain and blocksize(job.a.dtype) is None:
+            engine = "scipy"
+        load_cpu_kernels(a, b, spec, engine, merges=any(block.split for block in plan.blocks))
+
     def warm_up(self) -> None:
         """Load and compile everything that the stages need, with a product of one entry."""
         job = self.job
-        worker_process.keep_small_arrays(job.host_limit or job.memory_limit)
+        worker_process.keep_small_arrays(job.host_bytes)
+        load_codecs()
         a, b, spec = tiny_product(job)
         if self.on_gpu:
             c = self._warm_up_gpu(a, b, spec)
@@ -204,6 +221,24 @@ class WorkerContext:
         c = self.multiply_rows(a, b, 1, 0, spec)
         self.telemetry.clear()  # these timings belong to no block
         return c
+
+
+def kernel_workspace(job: JobSpec) -> int:
+    """Return the bytes that the plan of a job leaves to an engine that "auto" chooses."""
+    return engine_workspace(job.engine, job.a, job.b, job.product, job.host_bytes, job.threads_per_kernel)
+
+
+def fix_engine(job: JobSpec, plan: Plan) -> JobSpec:
+    """Return the job with the engine "numba" if "auto" would load it for one of the plan's blocks.
+
+    All that the engine loads is then in memory before the first block is.
+    """
+    if job.engine != "auto" or blocksize(job.a.dtype) is not None or not plan.blocks:
+        return job
+    facts = {"threads": job.threads_per_kernel, "workspace_limit": kernel_workspace(job)}
+    counts = plan.expansion, min(block.products for block in plan.blocks)
+    chosen = {choose(job.a, job.b, sort=job.product.per_row.sort, products=n, **facts)[0] for n in counts}
+    return replace(job, engine="numba") if "numba" in chosen or not job.product.plain else job
 
 
 def cpu_engine(job: JobSpec) -> Any:
@@ -270,7 +305,15 @@ CONTEXTS: dict[str, WorkerContext] = {}
 """Installed jobs of this process, by name."""
 
 
-def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: EngineOrAuto, spec: ProductSpec, threads: int = 1) -> CSR:
+def multiply_on_cpu(
+    a: CSR,
+    b: CSR,
+    capacity: int,
+    engine: EngineOrAuto,
+    spec: ProductSpec,
+    threads: int = 1,
+    workspace_limit: int | None = None,
+) -> CSR:
     """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines.
 
     Parameters
@@ -285,6 +328,8 @@ def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: EngineOrAuto, spec: P
         Ignored for blocks, which have the ordinary product only.
     threads : int
         Ignored for blocks.
+    workspace_limit : int, optional
+        Bytes that "auto" may use beyond operands and result.
 
     Returns
     -------
@@ -292,7 +337,9 @@ def multiply_on_cpu(a: CSR, b: CSR, capacity: int, engine: EngineOrAuto, spec: P
         The first rows of the product.
     """
     if blocksize(a.dtype) is None:
-        return cpu.multiply_rows(a, b, 0, capacity, engine=engine, spec=spec, threads=threads)
+        return cpu.multiply_rows(
+            a, b, 0, capacity, engine=engine, spec=spec, threads=threads, workspace_limit=workspace_limit
+        )
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # loads Numba
 
     return bsr_cpu.multiply_rows(a, b, 0, capacity)

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,12 @@ KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 32, 128 << 10, 4 << 20
 
 Fresh pages cost several times as much to touch as used ones, but memory that is kept may never go back to the system.
 Workers start with the upper bound."""
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+MMAP_THRESHOLD, TRIM_THRESHOLD, ARENA_MAX = -3, -1, -8
 """Parameters of glibc's `mallopt`."""
+USUAL_KEPT = 32 << 20
+"""Bytes of the arrays that glibc keeps at most when it adjusts the threshold by itself."""
+ARENAS = 2
+"""Arenas of the allocator, as in `deploy/dask.yaml`; each keeps freed memory of its own."""
 _STATUS = Path("/proc/self/status")
 
 
@@ -63,10 +68,26 @@ def keep_small_arrays(memory_limit: int) -> None:
     memory_limit : int
         Bytes of host memory that this worker may take.
     """
-    most = min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST)
+    _keep_arrays(min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST))
+
+
+@contextlib.contextmanager
+def small_arrays_kept(memory_limit: int) -> Iterator[None]:
+    """Be as after `keep_small_arrays`, which the caller's process otherwise is not; return what is free first."""
+    keep_small_arrays(memory_limit)
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        yield
+    finally:
+        _keep_arrays(USUAL_KEPT)
+
+
+def _keep_arrays(most: int) -> None:
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(parameter, most)
+        ctypes.CDLL(None).mallopt(ARENA_MAX, ARENAS)
 
 
 @functools.cache
@@ -113,7 +134,10 @@ def count_gpus() -> int:
 
 
 def dask_setup(worker: Worker) -> None:
-    """Ignore Ctrl-C, because the client closes its workers, and lower the priority; Dask calls this at the start."""
+    """Ignore Ctrl-C, lower the priority, and come back after a cut of the network; Dask calls this at the start."""
+    from spdist.scheduler.execution.supervision.silence import come_back
+
+    come_back(worker)
     os.nice(int(os.environ.get(NICE_VARIABLE, 0)))
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)

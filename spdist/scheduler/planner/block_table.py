@@ -29,6 +29,8 @@ class BlockRecord(NamedTuple):
         Zarr chunks of B in which those rows lie; 0 if B is resident.
     uncut_nnz : int
         Expected entries of C before top-n cuts its rows.
+    longest : int
+        Most entries that a row of C may have before top-n cuts it, whatever was expected.
     """
 
     start: int
@@ -39,6 +41,7 @@ class BlockRecord(NamedTuple):
     b_bytes: int
     b_chunks: int
     uncut_nnz: int
+    longest: int
 
 
 BLOCK_RECORD = np.dtype([(name, np.int64) for name in BlockRecord._fields])
@@ -50,7 +53,8 @@ def block_table(records: Iterable[BlockRecord] = ()) -> BlockTable:
 
     Examples
     --------
-    >>> table = block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1)])
+    >>> records = BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1)
+    >>> table = block_table(records)
     >>> table["products"].tolist()
     [5, 1]
     """
@@ -62,7 +66,7 @@ def block_records(table: BlockTable) -> list[BlockRecord]:
 
     Examples
     --------
-    >>> block_records(block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4)]))[0].products
+    >>> block_records(block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3)]))[0].products
     5
     """
     rows: list[tuple[Any, ...]] = table.tolist()
@@ -80,11 +84,13 @@ def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
     Returns
     -------
     BlockRecord
-        With the sums of both. Rows and Zarr chunks of B that both blocks need count twice.
+        With the sums of both, and the longer of their longest rows. Rows and Zarr chunks of B that both blocks need
+        count twice.
 
     Examples
     --------
-    >>> joined_records(BlockRecord(0, 2, 5, 4, 64, 0, 0, 4), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1))[:4]
+    >>> joined_records(BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1))[:4]
     (0, 3, 6, 5)
     """
-    return BlockRecord(first.start, second.stop, *(sum(both) for both in zip(first[2:], second[2:], strict=True)))
+    sums = BlockRecord(*(sum(both) for both in zip(first, second, strict=True)))
+    return sums._replace(start=first.start, stop=second.stop, longest=max(first.longest, second.longest))

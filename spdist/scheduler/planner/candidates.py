@@ -125,9 +125,9 @@ class Assembler:
     def _block(self, record: BlockRecord, split: bool, b_bytes: int, c_bytes: int, budget: int) -> Block:
         """Return one block, with room for as many entries of C as the budget leaves."""
         memory, rows = self.memory, record.stop - record.start
-        bytes_for_c = (budget - record.a_bytes - b_bytes) // (3 if split else 1) - C_ROW_BYTES * rows
+        room = _entries_in(memory, budget - record.a_bytes - b_bytes, rows, split=split)
         expected = int((record.uncut_nnz if split else record.nnz) * memory.tuning.blocks.margin)
-        capacity = max(bytes_for_c // memory.c_entry, expected)
+        capacity = max(room, expected)
         most = rows * memory.b.shape[1]
         bound = most if memory.row_limits.upper else min(record.products, most)  # a triangle's products are estimated
         return Block(
@@ -163,7 +163,8 @@ def join_blocks(
     bounds = [memory.block_products] * len(table) if products is None else products.tolist()
     for record, bound in zip(block_records(table), bounds, strict=True):
         both = joined_records(joined[-1], record) if joined else record
-        nbytes = both.a_bytes + both.b_bytes + both.nnz * memory.c_entry_on_host
+        entries = max(both.nnz, min(both.longest, memory.row_limits.top_n))
+        nbytes = both.a_bytes + both.b_bytes + entries * memory.c_entry_on_host
         nbytes += (both.stop - both.start) * C_ROW_BYTES
         fits = nbytes * memory.tuning.blocks.margin <= budget and both.products <= bound
         count += 1
@@ -222,7 +223,21 @@ def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
         if reserved + count * worst > block_budget(memory.limit, 0, 1):
             break
         plan = replace(plan, blocks_in_flight=count, reserved_memory=reserved)
-    return plan
+    if not memory.c_entry_on_host:
+        return plan
+    budget = block_budget(memory.limit, plan.reserved_memory, plan.blocks_in_flight)
+    return replace(plan, blocks=tuple(_within(memory, block, budget) for block in plan.blocks))
+
+
+def _within(memory: WorkerMemory, block: Block, budget: int) -> Block:
+    """Return a block with room for no more entries of C than a budget in bytes leaves."""
+    room = _entries_in(memory, budget - block.a_bytes - block.b_bytes, block.stop - block.start, split=block.split)
+    return replace(block, capacity=max(1, min(block.capacity, room)))
+
+
+def _entries_in(memory: WorkerMemory, nbytes: int, rows: int, *, split: bool) -> int:
+    """Return the entries of C for which there is room; a split block holds two partial products and their sum."""
+    return (nbytes // (3 if split else 1) - C_ROW_BYTES * rows) // memory.c_entry
 
 
 def with_fewer_reads(assembler: Assembler, plan: Plan, table: BlockTable) -> Plan:

@@ -37,6 +37,8 @@ class Costs(NamedTuple):
         Entries of C that are kept of each row.
     b_resident : bool
         Whether all of B is resident: its bytes do not count toward `budget` then.
+    upper : bool
+        Whether C is an upper triangle.
     """
 
     a_entry: int
@@ -52,6 +54,7 @@ class Costs(NamedTuple):
     inside: bool
     top_n: int
     b_resident: bool
+    upper: bool
 
 
 class ExpectedRows(NamedTuple):
@@ -135,18 +138,22 @@ def _count_row(
 
 
 @part
-def _expect_row(products: np.int64 | int, row: int, expected: ExpectedRows, costs: Costs) -> tuple[np.int64, np.int64]:
-    """Return the products of a row that are made, and the entries of C that are expected of them."""
+def _expect_row(
+    products: np.int64 | int, row: int, expected: ExpectedRows, costs: Costs
+) -> tuple[np.int64, np.int64, np.int64]:
+    """Return the products of a row that are made, the entries of C that are expected of them, and a bound on these."""
     nnz = products
+    bound = min(np.int64(products), np.int64(costs.ncols - row if costs.upper else costs.ncols))
     if products > 0:
         ratio = expected.ratio[int(np.log2(products))]
         nnz = min(np.int64(products * ratio) + 1, products, costs.ncols)
     if len(expected.mask_lengths) > 0:
         masked = np.int64(expected.mask_lengths[row])
-        nnz = min(nnz, masked if costs.inside else costs.ncols - masked)
+        left = masked if costs.inside else costs.ncols - masked
+        nnz, bound = min(nnz, left), min(bound, left)
     row_range = row * expected.share.shape[1] // costs.nrows
     made, entries = products * expected.share[0, row_range], nnz * expected.share[1, row_range]
-    return np.int64(np.ceil(made)), np.int64(np.ceil(entries))
+    return np.int64(np.ceil(made)), np.int64(np.ceil(entries)), max(bound, np.int64(0))
 
 
 @part
@@ -156,8 +163,9 @@ def _close_block(row: int, position: Position, closed: Any) -> None:
     closed.start, closed.stop = block.start, row
     closed.products, closed.nnz, closed.uncut_nnz = block.products, block.nnz, block.uncut_nnz
     closed.a_bytes, closed.b_bytes, closed.b_chunks = block.a_bytes, block.b_bytes, block.b_chunks
+    closed.longest = block.longest
     block.start, block.products, block.nnz, block.uncut_nnz = row, 0, 0, 0
-    block.a_bytes, block.b_bytes, block.b_chunks = 0, 0, 0
+    block.a_bytes, block.b_bytes, block.b_chunks, block.longest = 0, 0, 0, 0
     position.counts[0] += 1
 
 
@@ -196,11 +204,12 @@ def cut(
     for i in range(len(a.offsets) - 1):
         row, begin, end = a.first + i, a.offsets[i] - a.offsets[0], a.offsets[i + 1] - a.offsets[0]
         all_products, b_bytes, b_chunks = _count_row(a, begin, end, b, costs, np.uint32(position.counts[0]))
-        products, uncut_nnz = _expect_row(all_products, row, expected, costs)
+        products, uncut_nnz, bound = _expect_row(all_products, row, expected, costs)
         nnz, a_bytes = min(uncut_nnz, costs.top_n), (end - begin) * costs.a_entry + 16
         if len(expected.mask_lengths) > 0:
             a_bytes += np.int64(expected.mask_lengths[row]) * costs.mask_entry + 8
-        total = block.a_bytes + a_bytes + (block.nnz + nnz) * costs.c_entry + (row + 1 - block.start) * costs.c_row
+        entries = max(block.nnz + nnz, min(max(block.longest, bound), costs.top_n))
+        total = block.a_bytes + a_bytes + entries * costs.c_entry + (row + 1 - block.start) * costs.c_row
         if not costs.b_resident:
             total += block.b_bytes + b_bytes
         full = row > block.start and (total > costs.budget or block.products + products > costs.max_products)
@@ -217,6 +226,7 @@ def cut(
         block.b_bytes += b_bytes
         block.b_chunks += b_chunks
         block.uncut_nnz += uncut_nnz
+        block.longest = max(block.longest, bound)
     return closed
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdist.errors import InputError, MemoryBoundError, SpdistError
+from spdist.foundation.cpus import count_cpus
 from spdist.foundation.units import format_bytes
 from spdist.matrices.checks import check_canonical, check_product_shapes
 from spdist.matrices.csr import CSR
@@ -33,7 +34,7 @@ from spdist.scheduler.planner.plan import Block, Plan, even_bounds
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.row_scan import RowScan
-from spdist.scheduler.planner.sampling import sample_rows
+from spdist.scheduler.planner.sampling import count_row, sample_rows
 from spdist.scheduler.planner.stored_rows import Lengths, check_end_offsets, check_rows, even_rows, row_lengths
 from spdist.scheduler.planner.tuning import PlannerTuning
 from spdist.scheduler.planner.worker_memory import (
@@ -47,6 +48,8 @@ from spdist.storage.matrix import StoredMatrix
 
 DEFAULT_TUNING = PlannerTuning()
 """Tuning that `make_plan` and `will_be_resident` use by default."""
+COUNTED_COLUMNS_SHARE = 8
+"""Entries of single rows of C are counted where a byte for each of its columns is at most this part of the limit."""
 
 
 def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning: PlannerTuning | None = None) -> Plan:
@@ -74,7 +77,7 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
     MatrixError
         If offsets or columns of A or B are out of range, or their rows are not sorted.
     """
-    tuning = tuning or DEFAULT_TUNING
+    tuning = (tuning or DEFAULT_TUNING).within(request.host_bytes, count_cpus())
     a, b, scan = request.a, request.b, tuning.scan
     check_operands(a, b, request.grid)
     parts = max(1, min(scan.parts, a.nnz // scan.part_entries)) if request.grid is None else 1
@@ -234,6 +237,7 @@ class PlanSearch:
 
     def __init__(self, scan: RowScan) -> None:
         self.scan = scan
+        self._counted: dict[int, int] = {}
         self._checked = scan.a.ours  # no scan has to look again whether the rows of A are sorted
 
     def best(self, memory: WorkerMemory) -> Plan:
@@ -266,11 +270,32 @@ class PlanSearch:
         for room in memory.rooms(b_resident):
             cut = self._cut(memory, room)
             b_reads = b_reads if cut.b_reads is None else cut.b_reads
-            needed = assembler.sizes(cut.table, room.budget).needed(cut.table)
+            needed = self._count_long_rows(assembler, cut.table, room.budget)
             if not len(needed) or needed.max() <= room.budget:
                 plan = with_more_in_flight(memory, assembler.plan(tapered(memory, cut.table, room), room))
                 return Attempt(with_fewer_reads(assembler, plan, cut.table), None, room, b_reads)
         return Attempt(None, assembler.worst_block(cut.table, room.budget), room, b_reads)
+
+    def _count_long_rows(self, assembler: Assembler, table: BlockTable, budget: int) -> Int64Array:
+        """Return the bytes of each block, after exact counts of rows that only their entries keep out.
+
+        Such a row has a block of its own, unless a grid is forced. Its record in the table becomes exact.
+        """
+        memory, least = assembler.memory, table.copy()
+        for entries in ("nnz", "uncut_nnz", "longest"):
+            least[entries] = 0
+        needed, without_c = (assembler.sizes(one, budget).needed(one) for one in (table, least))
+        single = table["stop"] == table["start"] + 1
+        if memory.row_limits.upper or self.scan.b.ncols > memory.limit // COUNTED_COLUMNS_SHARE:
+            return needed
+        for at in np.flatnonzero((needed > budget) & (without_c <= budget) & single).tolist():
+            row = int(table["start"][at])
+            if row not in self._counted:
+                self._counted[row] = count_row(self.scan.a, self.scan.b, self.scan.b_lengths, row)
+            exact = min(self._counted[row], int(table["longest"][at]))
+            table["uncut_nnz"][at] = table["longest"][at] = exact
+            table["nnz"][at] = min(exact, memory.row_limits.top_n)
+        return assembler.sizes(table, budget).needed(table)
 
     def _fits(self, memory: WorkerMemory) -> bool:
         """Whether a worker of this memory has a plan."""
@@ -328,6 +353,7 @@ class PlanSearch:
             c_row=C_ROW_BYTES, nrows=request.a.nrows, ncols=request.b.ncols,
             budget=int(budget / memory.tuning.blocks.margin), max_products=memory.block_products,
             mask_entry=memory.index_bytes, inside=limits.inside, top_n=limits.top_n, b_resident=room.b_resident,
+            upper=limits.upper,
         )  # fmt: skip
         table = self.scan.blocks(costs, memory.estimate, forced, check_canonical=not self._checked)
         self._checked = True
@@ -347,15 +373,16 @@ class PlanSearch:
         products = self._products(rows)
         uncut = np.minimum(np.ceil(products * memory.estimate.row_ratios(products)), products)
         uncut = limits.entries(np.minimum(uncut, ncols).astype(np.int64), ncols)
+        longest = int(limits.entries(np.minimum(products, ncols), ncols).max())
         a_bytes = rows.nnz * memory.a_entry + A_ROW_BYTES * a.nrows
         if len(limits.mask_lengths):
             a_bytes += int(limits.mask_lengths.astype(np.int64).sum()) * memory.index_bytes + MASK_ROW_BYTES * a.nrows
         products, uncut = np.ceil(memory.estimate.shares(a.nrows) * (products, uncut)).astype(np.int64)
         nnz, total = int(np.minimum(uncut, limits.top_n).sum()), int(products.sum())
-        nbytes = a_bytes + nnz * memory.c_entry_on_host + a.nrows * C_ROW_BYTES
+        nbytes = a_bytes + max(nnz, min(longest, limits.top_n)) * memory.c_entry_on_host + a.nrows * C_ROW_BYTES
         if total > tuning.small_products or nbytes * tuning.margin > max(room.budget, 1):
             return None
-        return block_table([BlockRecord(0, a.nrows, total, nnz, a_bytes, 0, 0, int(uncut.sum()))])
+        return block_table([BlockRecord(0, a.nrows, total, nnz, a_bytes, 0, 0, int(uncut.sum()), longest)])
 
     def _row_products(self, memory: WorkerMemory) -> Int64Array:
         """Return the products of every row that are made; only a forced grid needs them all at once."""

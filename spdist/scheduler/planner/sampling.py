@@ -23,6 +23,9 @@ from spdist.scheduler.planner.stored_rows import Lengths, check_rows
 from spdist.scheduler.planner.tuning import SampleTuning
 from spdist.storage.matrix import StoredMatrix
 
+COUNTED_AT_ONCE = 1 << 18
+"""Entries of B, and those of one row, whose columns `count_row` reads at once."""
+
 
 class SampledRows(NamedTuple):
     """Rows of A, entry by entry.
@@ -275,3 +278,14 @@ def spread_evenly(count: int) -> list[int]:
     bits = max(count - 1, 0).bit_length()
     order = [int(f"{i:0{bits}b}"[::-1], 2) if bits else 0 for i in range(1 << bits)]
     return [i for i in order if i < count]
+
+
+def count_row(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, row: int) -> int:
+    """Count the entries of one row of the product without a mask, with one byte for each column of B."""
+    columns = a.rows_indices(row, row + 1).indices.astype(np.int64)
+    ends = np.cumsum(b_lengths[columns], dtype=np.int64)
+    cuts = np.searchsorted(ends, np.arange(COUNTED_AT_ONCE, int(ends[-1]) if len(ends) else 0, COUNTED_AT_ONCE))
+    hit = np.zeros(b.ncols, bool)
+    for needed in np.split(columns, np.unique(cuts)):
+        hit[b.take(needed, values=False).indices] = True
+    return int(np.count_nonzero(hit))

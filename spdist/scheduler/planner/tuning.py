@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS
 from spdist.storage.chunked_array import CHUNK_LENGTH
+
+SAMPLED_BYTES = 128
+"""Bytes of the memory limit for each product that is sampled: they take about as many."""
+READ_SHARE = 32
+"""Bytes of the memory limit for each entry that is read at once: two buffers of at most 8 bytes, and their checks."""
 
 
 @dataclass(frozen=True)
@@ -188,3 +193,16 @@ class PlannerTuning:
     blocks: BlockTuning = field(default_factory=BlockTuning)
     residency: ResidencyTuning = field(default_factory=ResidencyTuning)
     chunks: ChunkTuning = field(default_factory=ChunkTuning)
+
+    def within(self, limit: int, threads: int) -> PlannerTuning:
+        """Return the tuning with which planning itself, by `threads` threads, takes less than a limit in bytes."""
+        sample, scan = self.sample, self.scan
+        return replace(
+            self,
+            sample=replace(
+                sample,
+                products=min(sample.products, limit // SAMPLED_BYTES),
+                read_whole_entries=min(sample.read_whole_entries, limit // READ_SHARE),
+            ),
+            scan=replace(scan, read_entries=min(scan.read_entries, limit // (READ_SHARE * threads))),
+        )

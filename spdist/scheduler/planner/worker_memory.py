@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spdist.foundation.engines import GPU_ENGINES
-from spdist.kernels.cpu.workspace import Engine, block_workspace, cpu_workspace, fused_workspace
+from spdist.kernels.cpu.workspace import auto_workspace, block_workspace, cpu_workspace, fused_workspace
 from spdist.matrices.dtypes import Int64Array, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable
 from spdist.scheduler.planner.estimate import Estimate, RowLimits
@@ -20,8 +20,9 @@ from spdist.scheduler.planner.plan import Operand, gpu_staging
 from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.tuning import PlannerTuning
 from spdist.storage.locations import in_object_store
-from spdist.storage.matrix import READ_CHUNKS
+from spdist.storage.matrix import READ_CHUNKS, StoredMatrix
 from spdist.storage.objects.chunks import BYTES_AT_ONCE, most_moving
+from spdist.storage.product_spec import StoredProductSpec
 
 READ_COPIES = 3
 """Copies of a Zarr chunk in memory while it is read: encoded, decoded, and in the array that takes its entries."""
@@ -170,13 +171,9 @@ class WorkerMemory:
     def _estimated_products(self) -> int:
         """Estimate the products that are made, before they are counted."""
         mean = self.estimate.row_products
-        whole = self._rough_products() if mean is None else mean * self.request.a.nrows
-        return int(whole * self.estimate.share[0].mean())
-
-    def _rough_products(self) -> float:
-        """Estimate the products before they are counted, as if the rows of B were equally long."""
         a, b = self.request.a, self.request.b
-        return a.nnz * b.nnz / max(b.nrows, 1)
+        whole = rough_products(a, b) if mean is None else mean * a.nrows
+        return int(whole * self.estimate.share[0].mean())
 
     @functools.cached_property
     def chunk_length(self) -> int:
@@ -190,7 +187,8 @@ class WorkerMemory:
 
     def _rough_nnz(self) -> float:
         """Estimate nnz(C) before products are counted, as if rows were equally long."""
-        a, b, products = self.request.a, self.request.b, self._rough_products()
+        a, b = self.request.a, self.request.b
+        products = rough_products(a, b)
         row_products = products / max(a.nrows, 1)
         ratio = self.estimate.ratio[int(math.log2(max(row_products, 1)))]
         return float(min(products * ratio, a.nrows * min(self.row_limits.top_n, b.ncols)))
@@ -252,16 +250,32 @@ class WorkerMemory:
         sizes = self.dtype.itemsize, self.index_bytes
         # One kernel in several threads has scratch memory; kernels of a block each have none.
         kernels, threads_each = (1, threads) if self.request.threads_share_blocks else (threads, 1)
-        engine: Engine = "scipy" if self.request.engine == "scipy" else "numba"
-        kernel = cpu_workspace(engine, b.ncols, min(b.nnz, b.ncols), *sizes, threads_each)
+        kernel = engine_workspace(self.request.engine, a, b, self.request.spec, self.limit, threads_each)
         if limits.longest:
             top = min(limits.top_n, limits.longest)
             kernel += fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes, threads_each)
         return kernels * kernel + (B_START_BYTES * b.nrows if limits.upper and b_resident else 0)
 
     def c_bytes(self, table: BlockTable, entries: str) -> Int64Array:
-        """Return the bytes of each block's C, from one of the fields that count its entries."""
+        """Return the bytes of each block's C, from one of the fields that count its entries; its longest row fits."""
         margin = self.tuning.blocks.margin
-        of_entries = (table[entries] * self.c_entry_on_host * margin).astype(np.int64)
+        longest = np.minimum(table["longest"], self.row_limits.top_n if entries == "nnz" else self.request.b.ncols)
+        of_entries = np.maximum((table[entries] * margin).astype(np.int64), longest) * self.c_entry_on_host
         nbytes: Int64Array = of_entries + C_ROW_BYTES * (table["stop"] - table["start"])
         return nbytes
+
+
+def rough_products(a: StoredMatrix, b: StoredMatrix) -> float:
+    """Estimate the products before they are counted, as if the rows of B were equally long."""
+    return a.nnz * b.nnz / max(b.nrows, 1)
+
+
+def engine_workspace(
+    engine: str, a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, limit: int, threads: int
+) -> int:
+    """Return the workspace in bytes of a kernel of the CPU in `threads` threads, without masks and cuts of rows."""
+    sizes = spec.dtype(a, b).itemsize, index_dtype(b.ncols).itemsize
+    arguments = b.ncols, min(b.nnz, b.ncols), *sizes, threads
+    if engine == "auto" and spec.plain:
+        return auto_workspace(int(rough_products(a, b)), limit, *arguments)
+    return cpu_workspace("scipy" if engine == "scipy" else "numba", *arguments)

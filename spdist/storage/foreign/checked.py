@@ -8,7 +8,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from spdist.shown import without_secrets
 from spdist.storage.checksums import digest_of
+from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix
 
 VERSION = 1
@@ -40,6 +42,7 @@ def checked(matrix: StoredMatrix) -> StoredMatrix:
     CorruptError
         If a Zarr chunk is missing or altered.
     """
+    versions.note(matrix)
     if matrix.ours:
         return matrix
     found = matrix.fingerprint()
@@ -48,7 +51,9 @@ def checked(matrix: StoredMatrix) -> StoredMatrix:
     if not _is_remembered(digest):
         matrix.check()
         _remember(digest, matrix.url)
-    return replace(matrix, known=found)
+    known = replace(matrix, known=found)
+    versions.note(known)
+    return known
 
 
 def _is_remembered(digest: str) -> bool:
@@ -62,4 +67,4 @@ def _remember(digest: str, url: str) -> None:
     """Keep the digest; if the folder cannot be written, the matrix is checked again next time."""
     with contextlib.suppress(OSError, RuntimeError):
         cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-        (cache_folder() / digest).write_text(f"{url}\n")
+        (cache_folder() / digest).write_text(f"{without_secrets(url)}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import logging
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from spdist.errors import InputError, one_line
+from spdist.errors import InputError, SpdistError, one_line
+from spdist.shown import as_cause
 from spdist.storage import locations
 
 logger = logging.getLogger("spdist")
@@ -57,7 +59,14 @@ def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
         return
     if locations.is_local(path):
         with locations.local_path(path).open("rb") as local:
+            before = os.fstat(local.fileno())
             yield local
+            after = os.fstat(local.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise SpdistError(
+                f"{path} was written to while it was read: what was read is a mixture and is discarded; run the "
+                f"command again when nothing writes to {path}"
+            )
         return
     fsspec: Any = importlib.import_module("fsspec")
     try:
@@ -68,7 +77,9 @@ def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
     except Exception as error:  # each file system of fsspec raises its own: no such scheme, no credentials, no answer
         cause = error.__cause__ or error
         problem = one_line(cause) or type(cause).__name__
-        raise InputError(f"{path}: cannot be opened ({problem}); correct the address, or copy the file here") from error
+        raise InputError(
+            f"{path}: cannot be opened ({problem}); correct the address, or copy the file here"
+        ) from as_cause(error)
     with file:
         if not whole:
             yield file

@@ -20,6 +20,7 @@ from spdist.errors import MatrixError, SpdistError, one_line
 from spdist.foundation.units import format_bytes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import check_dtype
+from spdist.shown import as_cause
 from spdist.storage import locations
 from spdist.storage.atomic_replace import Progress, Stage
 from spdist.storage.external_sort import Entries, RowSorter
@@ -76,7 +77,7 @@ def foreign(path: str, what: str = "") -> Iterator[None]:
         raise MatrixError(
             f"{path}: {part}damaged, truncated or not what its name says ({type(error).__name__}: {one_line(error)}); "
             f"get the file again"
-        ) from error
+        ) from as_cause(error)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from spdist.shown import remember
+
 Options = dict[str, Any]
 """Keywords of a store of obstore."""
 
@@ -65,6 +67,7 @@ def _boto_credentials(session: Any) -> Callable[[], Options]:
         if found is None:
             raise PermissionError("no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws")
         keys = found.get_frozen_credentials()
+        remember(keys.access_key, keys.secret_key, keys.token)
         return {
             "access_key_id": keys.access_key, "secret_access_key": keys.secret_key, "token": keys.token,
             "expires_at": getattr(found, "_expiry_time", None),
@@ -168,6 +171,7 @@ def azure_options(account: str = "") -> Options:
 
     pairs = (part.partition("=") for part in (find("connection_string") or "").split(";"))
     connection = {name: value for name, _, value in pairs}
+    remember(connection.get("AccountKey"), connection.get("SharedAccessSignature"))
     account = account or find("account_name") or connection.get("AccountName", "")
     if not account:
         raise ValueError(

@@ -125,6 +125,25 @@ def get(store: Any, key: str) -> Any:
         return obstore.get(store, key).bytes()
 
 
+def list_objects(store: Any) -> dict[str, dict[str, Any]]:
+    """Return what the service tells of each object of a store, by key: its ETag, size and time.
+
+    Parameters
+    ----------
+    store : zarr.storage.ObjectStore
+        From `open_objects`.
+
+    Raises
+    ------
+    OSError
+        If the service refuses, or cannot be reached.
+    """
+    import obstore
+
+    with _in_a_line():
+        return {each["path"]: dict(each) for some in obstore.list(store.store) for each in some}
+
+
 @functools.cache
 def _store_class() -> Any:
     """Return a subclass of Zarr's store for obstore that raises OSError instead of obstore's own errors."""

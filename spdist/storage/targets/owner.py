@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from uuid import uuid4
 
+from spdist.shown import without_secrets
 from spdist.storage.targets.processes import boot, namespace, process_start
 
 STALE_SECONDS = 60.0
@@ -84,7 +85,7 @@ def this_process(run: str) -> Owner:
         run=run,
         host=socket.gethostname(),
         user=_user(),
-        command=" ".join(sys.argv)[:200],
+        command=without_secrets(" ".join(sys.argv))[:200],
         boot=boot(),
         namespace=namespace(),
         pid=os.getpid(),

@@ -295,6 +295,20 @@ def test_short_masks_are_dropped_from_whole_rows(name: str) -> None:
         same_but_index_dtype(cpu.multiply(a, b, spec=options), cut(expected, 5, 0.5))
 
 
+def test_forbidden_columns_that_the_product_lacks_are_passed_over() -> None:
+    """Nine forbidden columns lie between the last two entries of a row, and the tenth is the last entry's."""
+    a, b = random_csr(40, 50, 10, 1), random_csr(50, 4000, 12, 2)
+    whole = oracle(a, b, "plus_times").to_scipy()
+    last = whole.indices[whole.indptr[1:] - 1]
+    rows = np.flatnonzero(last - whole.indices[whole.indptr[1:] - 2] > 10)
+    assert len(rows) > 20
+    places = np.repeat(rows, 10), (last[rows, None] - np.arange(10)).ravel()
+    mask = from_scipy(sp.csr_array((np.ones(10 * len(rows)), places), shape=whole.shape))
+    c = cpu.multiply(a, b, spec=ProductSpec(mask=mask, complement=True))
+    assert c.nnz == whole.nnz - len(rows)
+    same_but_index_dtype(c, oracle(a, b, "plus_times", mask, True))
+
+
 def test_explicit_zeros_of_a_mask_count() -> None:
     a = random_csr(20, 20, 5)
     mask = a_mask(20, 20)

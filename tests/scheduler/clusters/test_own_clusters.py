@@ -13,8 +13,10 @@ from distributed import Client, LocalCluster, Security
 from distributed.client import _get_global_client
 
 import spdist
+from spdist.scheduler.execution.clients.running_scheduler import NoStealing
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
+from tests.test_cli import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,8 @@ def state_of(client: Client) -> dict:
     """Return what a product could leave behind; the page of runs stays until the scheduler ends."""
 
     def on_scheduler(dask_scheduler):
-        return sorted(set(dask_scheduler.plugins) - {"spdist-runs"}), len(dask_scheduler.tasks)
+        steals = "stealing" in dask_scheduler.periodic_callbacks
+        return sorted(set(dask_scheduler.plugins) - {"spdist-runs"}), len(dask_scheduler.tasks), steals
 
     return {
         "scheduler": client.run_on_scheduler(on_scheduler),
@@ -75,6 +78,38 @@ def test_nothing_is_left_on_it(squared, tmp_path, client):
         time.sleep(0.05)
     assert after == before
     assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_no_block_is_stolen_during_a_run(squared, tmp_path, cluster, client):
+    _, a = squared
+    scheduler, steals = cluster.scheduler, []
+
+    def note(progress: spdist.Progress) -> None:
+        steals.append("stealing" in scheduler.periodic_callbacks)
+
+    with Client(cluster) as other:  # a second run that ends first leaves it to the first one
+        other.register_plugin(NoStealing(other.id))
+        spdist.multiply(a, a, tmp_path / "C.zarr", scheduler=client, grid=(4, 1, 1),
+                        callbacks=spdist.Callbacks(progress=note))  # fmt: skip
+        assert set(steals) == {False}
+        assert "stealing" not in scheduler.periodic_callbacks
+    wait_for(lambda: "stealing" in scheduler.periodic_callbacks)
+
+
+def test_an_adaptive_cluster_grows_for_a_run_and_shrinks_after_it(squared, tmp_path):
+    """Each block waits until all workers are there."""
+    m, a = squared
+    options = {"n_workers": 0, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    with LocalCluster(**options) as cluster:
+        cluster.adapt(minimum=0, maximum=3, interval="50ms", wait_count=2)
+
+        def wait(progress: spdist.Progress) -> None:
+            wait_for(lambda: len(cluster.scheduler.workers) == 3)
+
+        spdist.multiply(a, a, tmp_path / "C.zarr", scheduler=cluster, grid=(12, 1, 1), memory_limit="32MiB",
+                        callbacks=spdist.Callbacks(progress=wait))  # fmt: skip
+        wait_for(lambda: not cluster.scheduler.workers)
+    assert_is_product(read(tmp_path / "C.zarr"), m, m)
 
 
 def test_solvers_and_operators_take_it(cluster, client):

@@ -74,6 +74,7 @@ def test_nobody_without_the_keys_reaches_a_port_of_a_run():
         keys = client.security.get_connection_args("client")
         assert [asyncio.run(answers(address, keys)) for address in members] == [True] * 5
         assert {int(address.rpartition(":")[2]) for address in members} <= {port for _, port in ports}
+        assert len(ports) == 6  # of members and of the scheduler's pages: workers have no pages
         assert entered_by_an_outsider(*(port for _, port in ports)) == []
 
 
@@ -85,12 +86,12 @@ def test_an_outsider_reaches_a_port_without_keys():
 
 
 def test_a_worker_in_this_process_listens_to_nobody():
-    """The dashboard and a page of the worker's metrics have ports; they run no code."""
+    """The dashboard has a port; it runs no code."""
     before = listening()
     with connect(workers=None, scheduler=None, processes=False, blocks=1) as client:
         assert client.cluster.scheduler_address.startswith("inproc:")
         ports = listening() - before
-        assert [host for host, _ in ports] == ["127.0.0.1"] * 2
+        assert [host for host, _ in ports] == ["127.0.0.1"]
         assert entered_by_an_outsider(*(port for _, port in ports)) == []
 
 

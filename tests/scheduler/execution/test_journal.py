@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -229,3 +230,40 @@ def test_a_note_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         notes.write_note(url, "journal", b"new")
     assert notes.read_note(url, "journal") == b"old"
     assert sorted(path.name for path in Path(url).iterdir()) == ["spdist-journal", "zarr.json"]
+
+
+@pytest.fixture
+def synced(monkeypatch) -> list[tuple[str, bytes]]:
+    """Collect what is synced to the disk: its path, and of a folder the content of the note in it at that moment."""
+    found, sync = [], os.fsync
+
+    def record(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        note = path / "spdist-journal" if path.is_dir() else path
+        found.append((path.name, note.read_bytes() if note.exists() else b""))
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", record)
+    return found
+
+
+def test_power_that_fails_after_a_note_was_written_does_not_lose_it(tmp_path, synced):
+    """The content reaches the disk before the name, and the name before `write_note` returns."""
+    url = str(tmp_path / "C.zarr")
+    groups.begin(url, {})
+    synced.clear()
+    notes.write_note(url, "journal", b"new")
+    (partial, content), folder = synced
+    assert partial.startswith("spdist-journal.")
+    assert content.endswith(b"new")
+    assert folder == ("C.zarr", Path(url, "spdist-journal").read_bytes())
+
+
+def test_power_that_fails_after_a_matrix_is_sealed_does_not_lose_its_metadata(tmp_path, synced):
+    a = api.save(tmp_path / "A.zarr", random_matrix(30, 30, 4, 1))
+    synced.clear()
+    api.multiply(a, a, tmp_path / "C.zarr")
+    names = [name for name, _ in synced]
+    for array in ("indptr", "indices", "data"):
+        assert names.index(array) < len(names) - 1 - names[::-1].index("C.zarr")
+    assert names.count("zarr.json") >= 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import shutil
@@ -14,7 +15,7 @@ from typing import Any, cast
 
 import dask
 import psutil
-from distributed import Client, LocalCluster, Nanny, Scheduler, Worker
+from distributed import Client, LocalCluster, Nanny, Scheduler
 from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
 from spdist.errors import InputError, SpdistError, install
@@ -22,8 +23,10 @@ from spdist.foundation.cpus import count_cpus, cpus_per_worker
 from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import counted
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
+from spdist.scheduler.clusters.pageless_worker import PagelessWorker
 from spdist.scheduler.clusters.security import remembered, temporary_keys
 from spdist.scheduler.clusters.system_limits import check_limits
+from spdist.scheduler.dashboard.hosts import check_hosts
 from spdist.scheduler.dashboard.late_pages import load_pages_late
 from spdist.scheduler.dashboard.routes import add_to_menu
 from spdist.scheduler.execution.clients.members import workers_of
@@ -64,6 +67,8 @@ MOST_THREADS = 8
 """Most threads of a worker with a GPU, which reads, multiplies and writes blocks at the same time."""
 SILENT = logging.CRITICAL + 1
 """Level of Dask's loggers: what matters of their messages is an error or a warning of the package."""
+NANNY = functools.partial(Nanny, worker_class=PagelessWorker)
+"""Starts and watches a worker process."""
 WORKERS = "spdist-workers"
 """How the names of folders for workers begin, in the folder for temporary files."""
 PRELOAD = ["spdist.scheduler.execution.worker_process"]
@@ -97,17 +102,6 @@ class NoSpans:
         """Take no metrics."""
 
 
-class LoopbackWorker(Worker):
-    """A worker in this process, whose page of metrics is for this machine. Dask's own serves it on all networks."""
-
-    def start_http_server(
-        self, routes: Any, dashboard_address: str | None, default_port: int = 0, ssl_options: Any = None
-    ) -> None:
-        """Serve on the loopback address unless the configuration names another."""
-        where = dashboard_address or "127.0.0.1:0"
-        super().start_http_server(routes, where, default_port, ssl_options)  # type: ignore[no-untyped-call]
-
-
 @contextlib.contextmanager
 def started(count: int, engine: str, host_bytes: int, *, processes: bool) -> Iterator[Client]:
     """Yield a client of a cluster that is started here; close both afterwards.
@@ -138,6 +132,7 @@ def started(count: int, engine: str, host_bytes: int, *, processes: bool) -> Ite
         check_limits(count)
     with _folder() as folder, dask.config.set(SETTINGS | folder), _without_main_module(), silenced_dask():
         cluster = _started_cluster(count, engine in GPU_ENGINES, processes)
+        check_hosts(cast(Scheduler, cluster.scheduler))
         load_pages_late(cast(Scheduler, cluster.scheduler), add_to_menu)
         client = _client_of(cluster)
         try:
@@ -228,7 +223,7 @@ def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
         protocol="tls" if processes else "inproc",
         security=temporary_keys() if processes else None,
         scheduler_kwargs=_scheduler_options(processes),
-        **({"preload": PRELOAD} if processes else {"worker_class": LoopbackWorker}),
+        **({"preload": PRELOAD, "worker_class": NANNY} if processes else {"worker_class": PagelessWorker}),
     )
 
 
@@ -265,6 +260,7 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
         protocol="tls",
         security=temporary_keys(),
         scheduler_kwargs=_scheduler_options(True),
+        worker_class=PagelessWorker,
         preload=PRELOAD,
     )
     return cluster
@@ -312,7 +308,7 @@ def add_cpu_workers(cluster: LocalCluster, client: Client, count: int) -> None:
     }
     before = len(workers_of(client))
     names = [f"core-{i}" for i in range(count)]
-    cluster.worker_spec.update({name: {"cls": Nanny, "options": options | {"name": name}} for name in names})
+    cluster.worker_spec.update({name: {"cls": NANNY, "options": options | {"name": name}} for name in names})
     cluster.scale(len(cluster.worker_spec))
     try:
         client.wait_for_workers(before + count, timeout=START_SECONDS)

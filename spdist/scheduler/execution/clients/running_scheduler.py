@@ -25,26 +25,33 @@ OPEN = (
 )
 
 
-class ReleaseStrandedTasks(SchedulerPlugin):
-    """Lets tasks run on the next worker to join if all workers have died.
+class ClientPlugin(SchedulerPlugin):
+    """Does something for one client, and goes when the client has gone; with an empty client it stays."""
 
-    A task of a dead worker runs on another worker, if there is one. If there is none, Dask would wait for the dead
-    worker for ever.
+    idempotent = True
 
-    Parameters
-    ----------
-    client : str
-        Of which client; the plugin goes when the client has gone. Empty to stay.
-    """
-
-    def __init__(self, client: str = "") -> None:
-        self.client = client
-        self.name = f"spdist-stranded-{client}"
+    def __init__(self, client: str, what: str) -> None:
+        self.client, self.name = client, f"spdist-{what}-{client}"
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Go with the client."""
         if client == self.client:
             scheduler.remove_plugin(self.name)
+            self.undo(scheduler)
+
+    def undo(self, scheduler: Scheduler) -> None:
+        """Undo what `start` did; nothing by default."""
+
+
+class ReleaseStrandedTasks(ClientPlugin):
+    """Lets tasks run on the next worker to join if all workers have died.
+
+    A task of a dead worker runs on another worker, if there is one. If there is none, Dask would wait for the dead
+    worker for ever.
+    """
+
+    def __init__(self, client: str = "") -> None:
+        super().__init__(client, "stranded")
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Remove the restriction to workers that have died."""
@@ -52,6 +59,55 @@ class ReleaseStrandedTasks(SchedulerPlugin):
             asked = task.worker_restrictions
             if asked and task.loose_restrictions and scheduler.workers.keys().isdisjoint(asked):
                 task.worker_restrictions = None
+
+
+class NoStealing(ClientPlugin):
+    """Stops Dask's work stealing while a client is there: a stolen block leaves the memory that was planned for it."""
+
+    def __init__(self, client: str) -> None:
+        super().__init__(client, "no-stealing")
+        self.stopped = False
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Stop stealing, unless the scheduler does not steal."""
+        if "stealing" in scheduler.periodic_callbacks:
+            self.stopped = True
+            await scheduler.extensions["stealing"].stop()
+
+    def undo(self, scheduler: Scheduler) -> None:
+        """Let the scheduler steal again; if there is another such client, that is left to its plugin."""
+        others = [plugin for plugin in scheduler.plugins.values() if isinstance(plugin, NoStealing)]
+        if self.stopped and others:
+            others[0].stopped = True
+        elif self.stopped:
+            scheduler.loop.add_callback(scheduler.extensions["stealing"].start)
+
+
+class AdaptiveDemand(ClientPlugin):
+    """Tells an adaptive cluster how many workers a run wants.
+
+    Dask counts the tasks that were submitted, and the driver submits no more than the workers that are there can hold.
+    """
+
+    def __init__(self, client: str, workers: int) -> None:
+        super().__init__(client, f"demand-{workers}")
+        self.workers = workers
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Answer adaptive clusters in place of Dask; without a run the answer is Dask's."""
+
+        def target(target_duration: float | None = None) -> int:
+            wanted = [plugin.workers for plugin in scheduler.plugins.values() if isinstance(plugin, AdaptiveDemand)]
+            return max([scheduler.adaptive_target(target_duration), *wanted])
+
+        scheduler.handlers["adaptive_target"] = target
+
+
+def want_workers(client: Client, count: int) -> None:
+    """Let an adaptive cluster have so many workers, or its maximum, until the client leaves."""
+    if client.cluster is None:
+        with contextlib.suppress(ImportError, ValueError):  # no spdist at the scheduler, which a warning has said
+            client.register_plugin(AdaptiveDemand(client.id, count))
 
 
 @contextlib.contextmanager
@@ -63,7 +119,7 @@ def connected(scheduler: str, given: Security | None) -> Iterator[Client]:
         try:
             if check_address(scheduler, security).scheme == "tcp":
                 logger.warning(OPEN, scheduler)
-            _release_stranded_tasks(client, scheduler)
+            _prepare_scheduler(client, scheduler)
             yield client
         except Exception as error:
             if client.lost:
@@ -90,10 +146,11 @@ def _client_at(scheduler: str, security: Security) -> RunClient:
         ) from error
 
 
-def _release_stranded_tasks(client: Client, scheduler: str) -> None:
-    """Have a running scheduler let tasks of dead workers run elsewhere."""
+def _prepare_scheduler(client: Client, scheduler: str) -> None:
+    """Have a running scheduler move no task but those of dead workers, and ask an adaptive cluster for a worker."""
     try:
-        client.register_plugin(ReleaseStrandedTasks(client.id))
+        for plugin in (ReleaseStrandedTasks(client.id), NoStealing(client.id), AdaptiveDemand(client.id, 1)):
+            client.register_plugin(plugin)
     except (ImportError, ValueError) as error:  # no spdist there, or it takes no code from clients
         logger.warning(
             "the scheduler at %s takes no plugin (%s): should all workers die at once, the run will wait for ever; "

@@ -6,13 +6,14 @@ one. Bands and single rows are renumbered: B's first row that is read becomes ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.kernels.streaming.layout import SubmatrixOffset
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import Int64Array
+from spdist.matrices.dtypes import IndexArray, Int64Array, index_dtype
 from spdist.scheduler.execution.records import BlockOperands, BlockTask
 from spdist.scheduler.execution.worker import WorkerContext, check_rows
 
@@ -23,8 +24,14 @@ RENUMBERING_BYTES = 8
 OFFSET_BYTES = 24
 """Bytes a row of B that a band takes for offsets, its renumbering included."""
 DENSE_SPREAD = 8
-"""Renumber with a table, not a sort, when the columns span at most so many times as many numbers as there are entries.
+"""Find the columns with a table, not a sort, when they span at most so many times as many numbers as there are entries.
 """
+RANKED_SPREAD = 32
+"""Number them with a bit for each number in their span, not a search, when it is at most so many times the entries."""
+WORD, LAST_BIT, ONE = np.uint64(6), np.uint64(63), np.uint64(1)
+"""Numbers are 64 to a word: shift to the word, mask of the bit, and the first bit."""
+PART = 1 << 16
+"""Entries that are renumbered at once."""
 
 
 def read_operands(context: WorkerContext, task: BlockTask, piece: int, add_bytes: AddBytes) -> BlockOperands:
@@ -162,15 +169,43 @@ def renumber(a: CSR) -> tuple[CSR, Int64Array]:
     """
     if not a.nnz:
         return CSR(a.indptr, a.indices, a.data, (a.nrows, 0)), np.empty(0, np.int64)
-    low, high = int(a.indices.min()), int(a.indices.max())
-    if high - low <= DENSE_SPREAD * a.nnz:
-        used = np.zeros(high - low + 1, bool)
-        used[a.indices - low] = True
-        needed = np.flatnonzero(used) + low
-        number = np.cumsum(used, dtype=a.indices.dtype)
-        number -= 1
-        indices = number[a.indices - low]
+    low, span = int(a.indices.min()), int(a.indices.max()) - int(a.indices.min()) + 1
+    if span <= DENSE_SPREAD * a.nnz:
+        used = np.zeros(span, bool)
+        for part in _parts(a.indices):
+            used[part - low] = True
+        needed = np.flatnonzero(used)
+        del used
+        needed += low
     else:
-        needed, indices = np.unique(a.indices, return_inverse=True)
-        indices = indices.astype(a.indices.dtype)
-    return CSR(a.indptr, indices, a.data, (a.nrows, len(needed))), needed.astype(np.int64)
+        needed = np.unique(a.indices).astype(np.int64)
+    words, before = _ranks(needed, low, span) if span <= RANKED_SPREAD * a.nnz else (None, None)
+    indices = np.empty_like(a.indices)
+    for part, out in zip(_parts(a.indices), _parts(indices), strict=True):
+        if words is None or before is None:
+            out[:] = np.searchsorted(needed, part)
+            continue
+        places = (part - low).astype(np.uint64)
+        at, below = places >> WORD, (ONE << (places & LAST_BIT)) - ONE
+        out[:] = np.bitwise_count(words[at] & below)
+        out += before[at]
+    return CSR(a.indptr, indices, a.data, (a.nrows, len(needed))), needed
+
+
+def _ranks(needed: Int64Array, low: int, span: int) -> tuple[npt.NDArray[np.uint64], IndexArray]:
+    """Return a bit for each number of a span from `low` on, set if it is needed, and how many are before each word."""
+    bits = (needed - low).view(np.uint64)
+    bits &= LAST_BIT
+    np.left_shift(ONE, bits, out=bits)
+    at = needed - low
+    at >>= 6
+    firsts = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
+    words, before = np.zeros(-(-span // 64), np.uint64), np.zeros(-(-span // 64), index_dtype(len(needed)))
+    words[at[firsts]] = np.bitwise_or.reduceat(bits, firsts)
+    before[at[firsts]] = firsts
+    return words, before
+
+
+def _parts(columns: IndexArray) -> Iterator[IndexArray]:
+    """Yield views of `PART` columns."""
+    return (columns[first : first + PART] for first in range(0, len(columns), PART))

@@ -8,10 +8,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from distributed import Client, WorkerPlugin
+from distributed import Client, Scheduler, WorkerPlugin
 from distributed.client import ClosedClientError
 from distributed.comm.core import CommClosedError
 from distributed.core import clean_exception
@@ -30,6 +30,8 @@ PAUSE_SECONDS = 0.5
 """Seconds between two attempts."""
 CLEAN_UP_SECONDS = 3.0
 """Seconds that cleaning up on the workers may take."""
+STIMULUS = "spdist-silent-worker"
+"""Cause of the removal of a worker, for Dask's logs."""
 LOST = CommClosedError, CancelledError, KilledWorker, ClosedClientError
 """Exceptions of Dask that say that a worker, or the scheduler, is gone."""
 
@@ -182,6 +184,26 @@ def addresses(client: Client) -> list[str]:
     if not is_connected(client) or "workers" not in info:
         raise lost_scheduler(client)
     return list(info["workers"])
+
+
+def remove_worker(client: Client, worker: str, seconds: float) -> None:
+    """Let the scheduler forget a worker, within some seconds: its tasks run elsewhere, its late results are ignored.
+
+    The worker is not told to end: it learns from its next heartbeat that it was removed, and its nanny starts it anew
+    (`silence.come_back`). A scheduler without spdist ends the worker, and its nanny.
+    """
+    scheduler: Any = client.scheduler
+    with suppress(*LOST, OSError):
+        try:
+            client.sync(client._run_on_scheduler, _forget, worker, callback_timeout=seconds)
+        except (ImportError, ValueError):
+            unregister = {"address": worker, "stimulus_id": STIMULUS, "expected": True}
+            client.sync(scheduler.unregister, **unregister, callback_timeout=seconds)
+
+
+async def _forget(worker: str, dask_scheduler: Scheduler) -> None:
+    """Remove a worker; runs on the scheduler, as no message of Dask leaves the worker alive."""
+    await dask_scheduler.remove_worker(worker, stimulus_id=STIMULUS, expected=True, close=False)
 
 
 def persistent(call: Callable[[], Result], what: str) -> Result:

@@ -18,6 +18,7 @@ from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.execution.supervision.calls import started_here
 from spdist.scheduler.execution.supervision.handshake import Question, look
+from spdist.shown import without_secrets
 from spdist.storage import groups
 from spdist.storage.matrix import StoredMatrix
 
@@ -89,7 +90,7 @@ def stay_out(worker: Worker, job: str, problem: str) -> None:
     STAYING_OUT[job] = memory.memory_pause_fraction
     memory.memory_pause_fraction = False  # else Dask would resume the worker
     worker.status = Status.paused
-    text = f"worker {worker.address} {problem}; it is not used"
+    text = without_secrets(f"worker {worker.address} {problem}; it is not used")
     worker.log_event(ANNOUNCEMENTS, {"product": job, "text": text})
 
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from distributed import Client
+from distributed.scheduler import heartbeat_interval
 
 from spdist.foundation.units import counted
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
-from spdist.scheduler.execution.supervision.calls import LOST, is_connected
+from spdist.scheduler.execution.supervision.calls import LOST, is_connected, remove_worker
+from spdist.scheduler.execution.supervision.silence import SignsOfLife
 from spdist.scheduler.execution.supervision.streams import Fetches, repair_streams
 from spdist.scheduler.execution.telemetry import InFlight
 
@@ -27,7 +29,9 @@ logger = logging.getLogger("spdist")
 WORKER_EVENTS = "all"
 """Dask topic of workers that join and leave."""
 CALL_SECONDS = 2.0
-"""Seconds within which the scheduler must say on which worker a block is."""
+"""Seconds within which the scheduler must answer: on which worker a block is, whom it heard."""
+SILENT_INTERVALS = 5
+"""Heartbeats in a row that a silent worker has missed, at the least."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ class MonitorTuning:
         Seconds in which nothing was finished.
     repair_seconds : float
         Seconds in which nothing was finished, after which connections are tried.
+    silent_seconds : float
+        Seconds without a heartbeat, after which a worker's blocks are given to others. The intervals of heartbeats grow
+        with the number of workers; it is at least `SILENT_INTERVALS` of them.
     growth : float
         The wait before each further line grows by this factor.
     most_seconds : float
@@ -53,6 +60,7 @@ class MonitorTuning:
     no_workers_seconds: float = 10.0
     idle_seconds: float = 60.0
     repair_seconds: float = 60.0
+    silent_seconds: float = 10.0
     growth: float = 2.0
     most_seconds: float = 600.0
     tick_seconds: float = 0.5
@@ -103,6 +111,8 @@ class Monitor:
         self.client, self.name, self.tuning = client, name, tuning or TUNING
         self._phase = "the workers to answer"
         self._noted = InFlight()
+        self._life = SignsOfLife(time.monotonic())
+        self._replaced: set[str] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="spdist-monitor", daemon=True)
 
@@ -141,11 +151,15 @@ class Monitor:
         no_workers.reset(start)
         idle.reset(start)
         before: tuple[str, int] = ("", -1)
+        next_look = start
         fetching: Fetches | None = None
         while not self._stop.wait(self.tuning.tick_seconds) and is_connected(self.client):
             now, noted = time.monotonic(), self._noted
-            if self._count_workers():
+            if count := self._count_workers():
                 no_workers.reset(now)
+                if count > 1 and noted.blocks and now >= next_look:
+                    self._replace_silent_workers(noted, count)
+                    next_look = now + heartbeat_interval(count)
                 if before != (self._phase, noted.finished):
                     before = self._phase, noted.finished
                     idle.reset(now)
@@ -158,6 +172,24 @@ class Monitor:
                 idle.reset(now)
                 if lasted := no_workers.due(now):
                     logger.warning("%s", self._no_workers_line(lasted))
+
+    def _replace_silent_workers(self, noted: InFlight, count: int) -> None:
+        """Give the blocks of workers without a sign of life to others."""
+        scheduler: Any = self.client.scheduler
+        seconds = max(self.tuning.silent_seconds, SILENT_INTERVALS * heartbeat_interval(count))
+        try:
+            infos = self.client.sync(scheduler.identity, n_workers=-1, callback_timeout=CALL_SECONDS)["workers"]
+        except (*LOST, OSError):
+            return
+        heard = {address: info["last_seen"] for address, info in infos.items()}
+        for worker in self._life.find_silent(heard, time.monotonic(), seconds):
+            if held := noted.held.get(worker, 0):
+                logger.warning(
+                    "worker %s has given no sign of life for %.0f s: its %s %s given to other workers",
+                    worker, seconds, counted(held, "block"), "is" if held == 1 else "are",
+                )  # fmt: skip
+                self._replaced.add(worker)
+                remove_worker(self.client, worker, CALL_SECONDS)
 
     def _count_workers(self) -> int:
         """Return how many workers there are, as the client's last look at the scheduler found; at least 0."""
@@ -205,8 +237,9 @@ class Monitor:
         if self._stop.is_set():
             return
         if action == "add-worker":
+            self._replaced.discard(message["worker"])
             logger.warning("worker %s has joined", message["worker"])
-        elif action == "remove-worker":
+        elif action == "remove-worker" and message["worker"] not in self._replaced:
             held = self._noted.held.get(message["worker"], 0)
             again = f"its {counted(held, 'block')} {'is' if held == 1 else 'are'} computed again"
             logger.warning("worker %s was lost: %s", message["worker"], again if held else "it held no block")

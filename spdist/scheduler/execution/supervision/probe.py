@@ -113,12 +113,15 @@ def answer(expected: str, question: bytes) -> dict[str, object]:
     -------
     dict
     """
+    import dask
+
     found: dict[str, object] = {
         "host": platform.node(),
         "pid": os.getpid(),
         "host_limit": host_limit(),
         "resident": resident(),
         "memory_share": memory_share(),
+        "steals": bool(dask.config.get("distributed.scheduler.work-stealing", False)),
     }
     if not expected:
         return found

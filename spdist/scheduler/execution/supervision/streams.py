@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed import Client, Worker
 
-from spdist.scheduler.execution.supervision.calls import LOST, is_connected
+from spdist.scheduler.execution.supervision.calls import LOST, is_connected, remove_worker
 
 logger = logging.getLogger("spdist")
 
@@ -107,7 +107,7 @@ def repair_streams(client: Client, before: Fetches | None = None, tuning: Stream
                 "worker %s answers questions, but no longer %s: a connection carries nothing; the worker is removed, "
                 "and its blocks are computed again", worker, what,
             )  # fmt: skip
-            _remove(client, worker, tuning)
+            remove_worker(client, worker, tuning.call_seconds)
     return found.fetching
 
 
@@ -162,12 +162,3 @@ def _abort(client: Client) -> None:
     stream: Any = client.scheduler_comm
     if stream is not None and client.loop is not None:
         client.loop.add_callback(stream.comm.abort)
-
-
-def _remove(client: Client, worker: str, tuning: StreamTuning) -> None:
-    scheduler: Any = client.scheduler
-    with contextlib.suppress(*LOST, OSError):
-        client.sync(
-            scheduler.unregister, address=worker, stimulus_id=f"spdist-silent-{uuid.uuid4().hex[:12]}", expected=True,
-            callback_timeout=tuning.call_seconds,
-        )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from distributed import Client
 
+from spdist.scheduler.execution.clients.running_scheduler import want_workers
 from spdist.scheduler.execution.supervision.calls import clear_of_dask
 from spdist.scheduler.execution.supervision.handshake import Handshake, Question
 from spdist.scheduler.execution.supervision.monitor import Monitor
@@ -30,7 +31,7 @@ class Supervisor(NamedTuple):
     monitor: Monitor
 
     def check(self, request: PlanRequest, plan: Plan, target: str) -> None:
-        """Refuse workers that do not fit a plan, or see other matrices or another folder at C's place.
+        """Ask for as many workers as a plan can use; refuse those that do not fit it, or see other matrices or folders.
 
         Parameters
         ----------
@@ -47,6 +48,7 @@ class Supervisor(NamedTuple):
         matrices = {"A": request.a, "B": request.b}
         if isinstance(request.spec.mask, StoredMatrix):
             matrices["the mask"] = request.spec.mask
+        want_workers(self.handshake.client, -(-len(plan.blocks) // plan.threads))
         question = replace(Question.about(matrices.items()), target=target)
         self.handshake.check(plan.projected_host_memory, question)
 
@@ -71,4 +73,4 @@ def supervised(client: Client, name: str) -> Iterator[Supervisor]:
         If workers, or the scheduler, were lost and the run could not go on.
     """
     with clear_of_dask(client), Monitor(client, name) as monitor:
-        yield Supervisor(Handshake(client), monitor)
+        yield Supervisor(Handshake(client, name), monitor)

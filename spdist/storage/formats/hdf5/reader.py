@@ -23,6 +23,7 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError, install, one_line
 from spdist.matrices.dtypes import ValueArray
+from spdist.shown import without_keys
 from spdist.storage import locations
 from spdist.storage.formats.compressed_rows import Arrays, coordinate_batches, import_by_columns, import_by_rows
 from spdist.storage.formats.dense_rows import check_dense, import_dense
@@ -185,7 +186,7 @@ def _reader(file: BinaryIO, job: Import, is_matlab5: bool) -> Iterator[_Reader]:
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", PROCESS, str(file.fileno()), "matlab5" if is_matlab5 else "hdf5"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[file.fileno()], bufsize=0,
-        env={**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        env={**without_keys(), "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
         patience = PATIENCE + (job.source.size / PATIENCE_BYTES if is_matlab5 else 0)

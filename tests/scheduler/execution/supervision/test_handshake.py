@@ -12,6 +12,7 @@ from distributed import Client, LocalCluster
 import spdist
 from spdist.api import products as api
 from spdist.errors import InputError
+from spdist.scheduler.execution import driver
 from spdist.scheduler.execution.clients.cluster import connect
 from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.execution.supervision.handshake import (
@@ -64,8 +65,9 @@ def test_a_worker_that_does_not_fit_is_refused_by_name(stored, tmp_path, misfits
     assert [path.name for path in tmp_path.iterdir()] == ["A.zarr"]
 
 
-def test_a_worker_that_joins_and_does_not_fit_is_not_used(stored, tmp_path, caplog):
+def test_a_worker_that_joins_and_does_not_fit_is_not_used(stored, tmp_path, caplog, monkeypatch):
     """Neither by the driver nor by Dask, when the worker that had a block is gone."""
+    monkeypatch.setattr(driver, "TUNING", driver.DriverTuning(worker_seconds=0.0))  # looks before each submission
     m = random_matrix(2000, 2000, 10, 2)
     a, joined = stored("A", m), []
     copy, preload = other_source(tmp_path / "copy"), tmp_path / "other_folder.py"
@@ -82,7 +84,6 @@ def test_a_worker_that_joins_and_does_not_fit_is_not_used(stored, tmp_path, capl
                 for options in ({"path": copy}, {"preload": preload}):
                     stack.enter_context(worker_process(cluster.scheduler_address, **options))
                 wait_for(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 3)
-            time.sleep(0.05)
 
         callbacks = spdist.Callbacks(progress=join)
         report = api.multiply(

@@ -1,0 +1,194 @@
+"""Whether matrices are still what they were when a call began to read them: another program may rewrite one meanwhile.
+
+A call notes each matrix before it reads it, and compares before its result is sealed: first what the storage tells of
+the Zarr chunks (sizes, times and file numbers; ETags), then, where that differs or cannot tell, digests of the content.
+A call inside another one goes by what the outer one saw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spdist.errors import CorruptError, MatrixError
+from spdist.matrices.dtypes import Int64Array
+from spdist.storage import locations
+from spdist.storage.checksums import BATCH, THREADS, ChunkFiles
+from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.lock import is_held
+from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.storage.objects import service
+
+SAME_TIME_NS = 2_000_000_000
+"""Nanoseconds within which a file system may give two writes the same time."""
+
+TELLING = {"etag", "e_tag", "last-modified", "last_modified", "lastmodified", "modified", "mtime", "created", "updated"}
+"""Names, in small letters, of facts that change whenever an object is written."""
+
+
+@dataclass(frozen=True)
+class _Versions:
+    """What the storage tells of the Zarr chunks of a matrix.
+
+    Attributes
+    ----------
+    of_chunks : dict of (n,) int64
+        By array a number for each Zarr chunk, which changes when the Zarr chunk is written; 0 if it is missing.
+    can_tell : bool
+        Whether every later write shows: not if the storage has no times, or a file is as new as the comparison.
+    """
+
+    of_chunks: dict[str, Int64Array]
+    can_tell: bool
+
+
+class _Watch:
+    """The matrices that one call reads, and what they were when the outermost call first saw them."""
+
+    def __init__(self, outer: _Watch | None) -> None:
+        self.first_seen: dict[str, tuple[StoredMatrix, _Versions]] = {} if outer is None else outer.first_seen
+        self.read: set[str] = set()
+
+
+_current: ContextVar[_Watch | None] = ContextVar("spdist_versions", default=None)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Watch the matrices that a call reads: the ``with`` block, or the function that this decorates, is the call."""
+    token = _current.set(_Watch(_current.get()))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def note(matrix: StoredMatrix) -> None:
+    """Note what a matrix is before the call reads it; once for each matrix, unless this process holds its target."""
+    watch = _current.get()
+    if watch is None or is_held(matrix.url):
+        return
+    first, before = watch.first_seen.get(matrix.url) or (matrix, _versions_of(matrix))
+    watch.first_seen[matrix.url] = first if first.known else matrix, before
+    watch.read.add(matrix.url)
+
+
+def check() -> None:
+    """Raise if a matrix that the call reads is no longer what it was.
+
+    Raises
+    ------
+    CorruptError
+        Names the matrix and the first Zarr chunk that was rewritten.
+    """
+    watch = _current.get()
+    if watch is None:
+        return
+    for url in sorted(watch.read):
+        if what := _change(*watch.first_seen[url]):
+            raise CorruptError(
+                f"{url} was rewritten while it was read ({what}): what was made of it is a mixture and is discarded, "
+                f"and what was there before stays; run the command again when nothing writes to {url}"
+            )
+
+
+def _change(matrix: StoredMatrix, before: _Versions) -> str:
+    """Return what was rewritten of a matrix; empty if its content is what it was."""
+    try:
+        now = open_matrix(matrix.url)
+    except (MatrixError, CorruptError) as error:
+        return f"now: {error}"
+    difference = _first_difference(before, _versions_of(now))
+    if now == matrix:
+        if difference is None and (before.can_tell or not matrix.ours):
+            return ""
+        with contextlib.suppress(CorruptError):  # which names no more than the difference
+            if matrix.ours and (found := now.fingerprint()) == (matrix.known or found):
+                return ""
+    if difference is None:
+        return "its content" if now == matrix else "its metadata"
+    name, k = difference
+    return f"Zarr chunk {k} of array '{name}', {getattr(matrix, name).key(k)}"
+
+
+def _first_difference(before: _Versions, after: _Versions) -> tuple[str, int] | None:
+    """Return array and number of the first Zarr chunk that was written between; None if none was."""
+    for name, old in before.of_chunks.items():
+        new = after.of_chunks[name]
+        common = min(len(old), len(new))
+        differ = np.flatnonzero(old[:common] != new[:common])
+        if len(differ) or len(old) != len(new):
+            return name, int(differ[0]) if len(differ) else common
+    return None
+
+
+# -- what storages tell ------------------------------------------------------------------------------------------------
+
+
+def _versions_of(m: StoredMatrix) -> _Versions:
+    arrays = m.indptr, m.indices, m.data
+    if locations.is_local(m.url):
+        latest = time.time_ns() - SAME_TIME_NS
+        of_files = {array.name: _versions_of_files(array.files, array.nchunks) for array in arrays}
+        newest = max(int(times.max(initial=0)) for _, times in of_files.values())
+        return _Versions({name: versions for name, (versions, _) in of_files.items()}, newest < latest)
+    told = _told_of_objects(m.url, arrays)
+    texts = {key: repr(sorted((name, str(fact)) for name, fact in facts.items())) for key, facts in told.items()}
+    of_chunks = {
+        array.name: np.array([hash(texts.get(array.key(k), 0)) for k in range(array.nchunks)], np.int64)
+        for array in arrays
+    }
+    return _Versions(of_chunks, all(TELLING & {name.lower() for name in facts} for facts in told.values()))
+
+
+def _versions_of_files(files: ChunkFiles, count: int) -> tuple[Int64Array, Int64Array]:
+    """Return a number for each Zarr chunk, and when its file was written, in nanoseconds since 1970.
+
+    Files are opened, so that a network file system asks its server for the times.
+    """
+    versions, times = np.zeros(count, np.int64), np.zeros(count, np.int64)
+
+    def fill(first: int) -> None:
+        for k in range(first, min(first + BATCH, count)):
+            with contextlib.suppress(OSError):  # a file that is not there; whoever reads it says so
+                descriptor, size = locations.open_regular(files.path(k))
+                try:
+                    facts = os.fstat(descriptor)
+                finally:
+                    os.close(descriptor)
+                versions[k] = hash((size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino))
+                times[k] = max(facts.st_mtime_ns, facts.st_ctime_ns)
+
+    if count <= BATCH:
+        fill(0)
+    else:
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(fill, range(0, count, BATCH)))
+    return versions, times
+
+
+def _told_of_objects(url: str, arrays: tuple[ChunkedArray, ...]) -> dict[str, dict[str, Any]]:
+    """Return what a remote storage tells of the objects of a matrix, by key; by one listing, but for web servers."""
+    if service.opens(url):
+        return service.list_objects(locations.open_store(url))
+    fs, root = locations.file_system(url)
+    if not url.startswith(("http://", "https://")):
+        return {path[len(root.rstrip("/")) + 1 :]: facts for path, facts in fs.find(root, detail=True).items()}
+
+    def ask(key: str) -> tuple[str, dict[str, Any]]:
+        try:
+            return key, fs.info(f"{root}/{key}")
+        except FileNotFoundError:
+            return key, {}
+
+    keys = [array.key(k) for array in arrays for k in range(array.nchunks)]
+    with ThreadPoolExecutor(THREADS) as threads:
+        return dict(threads.map(ask, keys))
