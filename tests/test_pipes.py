@@ -54,7 +54,9 @@ def test_a_full_standard_output_loses_only_what_was_to_be_printed(tmp_path, opti
 
 def test_help_on_a_full_standard_output_is_a_line():
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([*SPDIST, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=200)
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # argparse drops errors of what it writes at once
+        words = [*SPDIST, "--help"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200, env=environment)
     assert (done.returncode, done.stderr) == (
         1, "spdist: standard output cannot be written (No space left on device)\n",
     )  # fmt: skip
