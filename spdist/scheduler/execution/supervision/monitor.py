@@ -182,14 +182,14 @@ class Monitor:
         except (*LOST, OSError):
             return
         heard = {address: info["last_seen"] for address, info in infos.items()}
-        for worker in self._life.find_silent(heard, time.monotonic(), seconds):
-            if held := noted.held.get(worker, 0):
-                logger.warning(
-                    "worker %s has given no sign of life for %.0f s: its %s %s given to other workers",
-                    worker, seconds, counted(held, "block"), "is" if held == 1 else "are",
-                )  # fmt: skip
-                self._replaced.add(worker)
-                remove_worker(self.client, worker, CALL_SECONDS)
+        for worker in self._life.find_silent(heard, noted.held, time.monotonic(), seconds):
+            held = noted.held[worker]
+            logger.warning(
+                "worker %s has given no sign of life for %.0f s: its %s %s given to other workers",
+                worker, seconds, counted(held, "block"), "is" if held == 1 else "are",
+            )  # fmt: skip
+            self._replaced.add(worker)
+            remove_worker(self.client, worker, CALL_SECONDS)
 
     def _count_workers(self) -> int:
         """Return how many workers there are, as the client's last look at the scheduler found; at least 0."""
