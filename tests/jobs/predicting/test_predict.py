@@ -51,6 +51,7 @@ def test_phases_add_up_and_bounds_hold_them(stored):
     assert list(found.phases) == ["start", "plan", "run", "close"]
     assert found.phases["plan"] == 0.5
     assert found.bounds[0] < found.seconds < found.bounds[1]
+    assert found.doubt == predicting.SURE
 
 
 def test_twice_the_cores_halve_the_run(stored):
