@@ -252,12 +252,21 @@ def test_whole_numbers_may_have_an_epilogue(stored):
 
 
 @pytest.mark.parametrize(("other", "ok"), [(0.6, True), (0.5, False)])
-def test_another_of_two_entries_may_be_kept_if_rounding_made_it_larger(stored, tmp_path, other, ok):
+def test_another_of_two_entries_may_be_kept_if_rounding_made_it_larger(stored, other, ok):
     """0.1 + 0.2 + 0.3 is 0.6 or a little more, by the order; of equal entries the smaller column is kept."""
     a = stored("A", sp.csr_matrix([[other, 0.1, 0.2, 0.3]]))
     b = stored("B", sp.csr_matrix(np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])))
     c = stored("C", sp.csr_matrix([[other, 0.0]]))
     assert api.verify(a, b, c, top_n=1).ok is ok
+
+
+def test_a_kept_entry_in_a_column_without_products_is_found(stored):
+    """Rounding explains no such selection, even if the value is right for the next column."""
+    a = stored("A", sp.csr_matrix([[5.0, 4.0, 3.0]]))
+    b = stored("B", sp.csr_matrix(np.eye(5)[[0, 2, 4]]))
+    assert api.verify(a, b, stored("C", sp.csr_matrix([[5.0, 0.0, 4.0, 0.0, 0.0]])), top_n=2).ok
+    found = api.verify(a, b, stored("D", sp.csr_matrix([[5.0, 4.0, 0.0, 0.0, 0.0]])), top_n=2)
+    assert "row 0, column 1: this entry of C should not be there" in found.reason
 
 
 def test_rounding_of_partial_sums_passes(stored, tmp_path, scheduler):
