@@ -132,6 +132,15 @@ def test_a_pilot_is_quick_and_slow_as_its_core(stored):
     assert 0 < slow < 1 < quick
 
 
+@pytest.mark.parametrize("wanted", ["scipy", "numba"])
+def test_a_pilot_multiplies_as_the_product_will(stored, monkeypatch, wanted):
+    source = source_of(stored("A", random_matrix(900, 900, 8, 3)), execution=replace(MANY, engine=wanted))
+    engines = set()
+    monkeypatch.setattr(piloting, "multiply_on_cpu", lambda _, b, products, engine, spec: engines.add(engine) or b)
+    assert pilot(source.draft().with_plan(source.stored_plan, ""), source.stored_plan, Rates()) is not None
+    assert engines == {wanted}
+
+
 @pytest.mark.parametrize("options", ["mask", "scale", "triangle"])
 def test_a_pilot_has_the_options_of_its_rows(stored, monkeypatch, options):
     matrix = random_matrix(900, 900, 8, 3)
