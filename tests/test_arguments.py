@@ -52,6 +52,8 @@ REFUSED = [
     *[("reduce", "histogram", "A.zarr", "B.zarr", f"--bins={v}") for v in ("", "x", "0", "1,0", "nan,1", "0,inf")],
     *[("reduce", "row_sums", "A.zarr", "B.zarr", "--out", v) for v in ("/", LONG, "empty", "pipe")],
     *[("multiply", "A.zarr", "B.zarr", v) for v in ("/", "A.zarr", "A.zarr/x", "file", "pipe", "/dev/null", LONG)],
+    *[("multiply", "A.zarr", "B.zarr", v) for v in ("", "ftp://127.0.0.1:1/x", "http://127.0.0.1:1/x", "zip://x", "y://")],
+    *[("transpose", "A.zarr", v, "--overwrite") for v in ("", "ftp://127.0.0.1:1/x", "local://file")],
     *[("multiply", "A.zarr", "B.zarr", "out.zarr", f"--workers={v}") for v in ("0", "-1", "9" * 30, "100000000")],
     *[("generate", "banded", "out.zarr", "--dtype", v) for v in ("x", "O", "U5", "i4,i4", LONG)],
     ("x\ny",), ("--nope\n",), ("info",), ("info", "A.zarr", "--x\ny"),

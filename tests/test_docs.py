@@ -38,7 +38,7 @@ class Fence(NamedTuple):
     text: str
 
 
-class ParsedError(Exception):
+class ParsedError(SystemExit):
     """Raised in place of running a command."""
 
 

@@ -36,6 +36,32 @@ def test_clusters_go_from_pipe_to_pipe(words):
     assert "2 clusters" in said[-1]
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_standard_output_loses_only_what_was_to_be_printed(tmp_path, options, unbuffered):
+    a = str(spdist.save(tmp_path / "A.zarr", sp.eye_array(9, format="csr")).url)
+    words = [*SPDIST, "multiply", a, a, str(tmp_path / "C.zarr"), "--engine", "scipy", *options]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"spdist: standard output cannot be written (No space left on device); {tmp_path}/C.zarr is whole, and only "
+        f"what was to be printed is lost"
+    )
+    assert spdist.check(tmp_path / "C.zarr").ok
+
+
+def test_help_on_a_full_standard_output_is_a_line():
+    with Path("/dev/full").open("wb") as full:
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # argparse drops errors of what it writes at once
+        words = [*SPDIST, "--help"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200, env=environment)
+    assert (done.returncode, done.stderr) == (
+        1, "spdist: standard output cannot be written (No space left on device)\n",
+    )  # fmt: skip
+
+
 def test_names_that_are_not_utf8_come_out_as_they_went_in():
     done = piped("markov-clustering", "-", "--abc", "-o", "-", given=b"caf\xe9\tb\t1\n")
     assert (done.returncode, done.stdout) == (0, b"caf\xe9\tb\n")

@@ -104,8 +104,8 @@ def normalise(url: str | Path) -> str:
     refuse_other_objects(url)
     if not isinstance(url, str | os.PathLike):
         raise InputError(f"{one_line(repr(url), 100)} is no path and no URL: write for instance 'C.zarr'")
-    if not str(url):
-        raise InputError("an empty path or URL was given: write for instance 'C.zarr'")
+    if not str(url) or str(url).endswith("://"):
+        raise InputError(f"{str(url)!r} is an empty path or URL: write for instance 'C.zarr'")
     text = str(url).removeprefix("local://").rstrip("/") or "/"
     if text == STANDARD_OUTPUT:  # and standard input
         raise InputError(

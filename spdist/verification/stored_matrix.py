@@ -171,8 +171,6 @@ def _damage(array: ChunkedArray, progress: Callable[[int], None]) -> Iterator[st
 def _problem(array: ChunkedArray, k: int, last: int) -> str | None:
     """Return what is wrong with some Zarr chunks, if anything is."""
     try:
-        if array.table and not locations.is_local(array.url):
-            array.check_places(k, last)  # a local read does so by itself
         array.read(k * array.chunk, min(last * array.chunk, array.length))
     except SpdistError as error:
         return str(error)

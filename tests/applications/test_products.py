@@ -14,6 +14,8 @@ from scipy.sparse.csgraph import shortest_path
 
 import spdist
 from spdist import cli
+from spdist.applications.steps import kept_workers
+from spdist.scheduler.execution import worker_process
 from tests.conftest import random_matrix
 from tests.support.strategies import SMALL_INTS, csr_matrices
 
@@ -170,6 +172,12 @@ def test_workers_serve_all_steps(stored, tmp_path):
     m = abs(random_matrix(40, 40, 3, 4))
     found = spdist.shortest_paths(stored("A", m), tmp_path / "D.zarr", workers=2)
     assert (found.to_scipy() != spdist.shortest_paths(m)).nnz == 0
+
+
+def test_one_gpu_works_in_this_process(monkeypatch):
+    monkeypatch.setattr(worker_process, "count_gpus", lambda: 1)
+    with kept_workers({"engine": "cuda", "memory_limit": "1GiB"}) as where:
+        assert where == {"engine": "cuda", "memory_limit": "1GiB"}
 
 
 @pytest.mark.parametrize(

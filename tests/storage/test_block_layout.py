@@ -59,6 +59,14 @@ def test_a_size_that_does_not_pay_is_refused_with_the_figure(npz, tmp_path):
     assert not (tmp_path / "m.zarr").exists()
 
 
+@pytest.mark.parametrize("size", [(46341, 46341), (3, 1 << 31), (10**20, 1)])
+def test_blocks_that_numpy_cannot_hold_are_refused(npz, tmp_path, size):
+    source = npz(sp.csr_matrix((0, 0)))
+    with pytest.raises(InputError, match=f"blocks of {size[0]} x {size[1]} take more than 2 GiB each"):
+        spdist.import_matrix(source, tmp_path / "m.zarr", block_size=size)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.npz"]
+
+
 def test_blocks_that_are_nearly_full_pay(npz, tmp_path):
     m = block_matrix(300, 300, 5.0, (3, 3), 1).to_scipy().tocsr()
     m.eliminate_zeros()  # a third of all, and whole blocks

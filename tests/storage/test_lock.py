@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -40,6 +41,37 @@ with hold_target(sys.argv[1]):
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "folder", "unreadable"])
+def test_what_is_no_lock_is_refused_at_once(tmp_path, monkeypatch, kind):
+    place = tmp_path / "C.zarr.spdist-lock"
+    if kind == "FIFO":
+        os.mkfifo(place)
+    elif kind == "socket":
+        monkeypatch.chdir(tmp_path)  # for the length of its path
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(place.name)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.touch()
+        monkeypatch.setattr(os, "open", no_right_to(place, os.open))
+    what = "may not be read" if kind == "unreadable" else "is no ordinary file"
+    with pytest.raises(InputError, match=rf"{place}, of user \w+, {what}: remove it"), hold_target(tmp_path / "C.zarr"):
+        pass
+    assert names(tmp_path) == {place.name}
+
+
+def no_right_to(place: Path, system_open):
+    """Return a twin of `os.open` that may not open one file."""
+
+    def refusing(path, *rest, **options):
+        if str(path) == str(place):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return system_open(path, *rest, **options)
+
+    return refusing
 
 
 @pytest.fixture
@@ -237,7 +269,7 @@ def test_the_heartbeat_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
     with hold_target(tmp_path / "C.zarr") as held:
         os.utime(held.path, (0, 0))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 90
         while LocalFiles().age(held.path) > 5:
             assert time.monotonic() < deadline
             time.sleep(0.01)

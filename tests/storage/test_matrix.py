@@ -411,6 +411,7 @@ def test_not_a_matrix(tmp_path):
     anndata.io.write_elem(zarr.open_group(tmp_path / "csc.zarr", mode="w"), "/", matrix.tocsc())
     with pytest.raises(MatrixError, match="stored by columns"):
         open_matrix(tmp_path / "csc.zarr")
+    assert locations.normalise(f"local://{tmp_path}/x/") == str(tmp_path / "x")
     with pytest.raises(InputError, match="no file system"):
         locations.open_store("nosuchprotocol://a")
 

@@ -30,6 +30,7 @@ ends       the same, before the last such call of each, the one before it, and s
 damage     a file of A, B, the mask, an unfinished or a finished C flipped, cut, swapped, copied, zeroed, deleted
 pairs      two commands on one target
 calls      a system call or an allocation fails, in client or worker
+settings   hostile variables and files of settings for numba, dask, zarr, fsspec, Python and the shell
 power      a kill, and files that were not synchronised lose what they hold
 memory     the n-th allocation of more than a MiB fails, or all from then on
 rewrites   A, B or the mask rewritten while a product reads it, at a moment or when one of its files is opened

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.torture import calls, damage, kills, machine, pairs, proxy, rewrites, skewed, tasks
+from tests.torture import calls, damage, kills, machine, pairs, proxy, rewrites, settings, skewed, tasks
 from tests.torture.kills import Bench
 from tests.torture.outcome import Outcome, Table
 from tests.torture.products import Stock
@@ -47,6 +47,7 @@ PARTS: dict[str, tuple[Part, float]] = {
     "power": (_by_chance(calls.random_power_loss), 0.2),
     "rewrites": (_by_chance(rewrites.random_rewrite), 0.2),
     "skewed": (_by_chance(skewed.random_skewed_product), 0.2),
+    "settings": (_by_chance(settings.random_settings), 0.3),
 }
 """What each part does, and its trials for each one of ``--count``."""
 NEED_COMPILER = {"tasks", "ends", "calls", "memory", "power"}

@@ -26,6 +26,7 @@ TRIALS = {
     "cluster": 1,
     "network": 1,
     "histories": 1,
+    "settings": 1,
     "rewrites": 3,
 }
 """Trials of each part."""

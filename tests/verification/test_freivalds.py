@@ -533,3 +533,16 @@ def test_other_seeds_and_counts_of_vectors(product):
         result = verify(product.left, product.left, c, seed=seed, vectors=vectors)
         assert result.ok
         assert result.vectors == vectors
+
+
+def test_one_vector_finds_the_top_bit_of_an_integer(folder):
+    """A vector of whole numbers that was even somewhere would lose an error of 2^63 there."""
+    n = 20
+    m = sp.csr_array(np.arange(1, n * n + 1, dtype=np.int64).reshape(n, n))
+    a, c = store(folder, from_scipy(m)), from_scipy(m @ m)
+    assert verify(a, a, store(folder, c), vectors=1).ok
+    for at in range(n):
+        data = c.data.copy()
+        data[at] ^= np.int64(-1 << 63)
+        wrong = store(folder, CSR(c.indptr, c.indices, data, c.shape))
+        assert not verify(a, a, wrong, vectors=1, seed=at).ok

@@ -18,6 +18,7 @@ from spdist.api import products as api
 from spdist.errors import MatrixError
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.storage import groups
+from spdist.storage.checksums import NOTE
 from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.writer import MatrixWriter
@@ -55,6 +56,15 @@ def test_a_zarr_chunk_in_anothers_place_on_a_remote_storage(matrix):
     assert "data/c/6" in found.problems[0]
     assert "chunk 5" in found.problems[0]
     fs.rm("/misplaced.zarr", recursive=True)
+
+
+def test_a_damaged_table_of_checksums_is_one_problem(matrix):
+    table = Path(matrix.url) / "data" / NOTE
+    raw = table.read_bytes()
+    table.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    found = api.check(matrix.url)
+    assert found.count == 1
+    assert "data" in found.problems[0]
 
 
 def test_everything_wrong_is_named(tmp_path, matrix):

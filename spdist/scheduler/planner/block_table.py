@@ -53,7 +53,8 @@ def block_table(records: Iterable[BlockRecord] = ()) -> BlockTable:
 
     Examples
     --------
-    >>> table = block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1)])
+    >>> records = BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1)
+    >>> table = block_table(records)
     >>> table["products"].tolist()
     [5, 1]
     """
@@ -91,6 +92,5 @@ def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
     >>> joined_records(BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1))[:4]
     (0, 3, 6, 5)
     """
-    fields = zip(BlockRecord._fields, first, second, strict=True)
-    sums = BlockRecord(**{name: one + other for name, one, other in fields})
+    sums = BlockRecord(*(sum(both) for both in zip(first, second, strict=True)))
     return sums._replace(start=first.start, stop=second.stop, longest=max(first.longest, second.longest))

@@ -167,8 +167,11 @@ def _versions_of_files(files: ChunkFiles, count: int) -> tuple[Int64Array, Int64
                 versions[k] = hash((size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino))
                 times[k] = max(facts.st_mtime_ns, facts.st_ctime_ns)
 
-    with ThreadPoolExecutor(THREADS) as threads:
-        list(threads.map(fill, range(0, count, BATCH)))
+    if count <= BATCH:
+        fill(0)
+    else:
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(fill, range(0, count, BATCH)))
     return versions, times
 
 

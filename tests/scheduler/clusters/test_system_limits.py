@@ -8,13 +8,18 @@ import subprocess
 import sys
 import tempfile
 
+import dask.config
 import psutil
 import pytest
 
 from spdist.errors import InputError, SpdistError
 from spdist.scheduler.clusters import system_limits
 from spdist.scheduler.execution.clients.cluster import connect
+from spdist.storage.targets.processes import name_of_writer
 from tests.conftest import random_matrix
+
+NAME = "from spdist.storage.targets.processes import name_of_writer; print(name_of_writer())"
+"""Python that prints the name of its process, which has ended then."""
 
 
 @pytest.mark.parametrize(("limit", "code"), [("-n 40", 2), ("-Sn 40", 0)])
@@ -91,3 +96,20 @@ def test_little_address_space_is_one_line(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("spdist: the limit of address space is 1,126,400,000 bytes")
     assert done.stderr.count("\n") == 1
+
+
+def test_folders_of_workers_go_and_so_do_those_of_killed_runs(tmp_path):
+    dead = subprocess.run([sys.executable, "-c", NAME], capture_output=True, text=True, check=True).stdout.strip()
+    (tmp_path / f"spdist-workers.{dead}" / "dask-scratch-space").mkdir(parents=True)
+    (tmp_path / f"spdist-workers.{name_of_writer()}").mkdir()  # of another run of this process
+    mine = [path.name for path in tmp_path.iterdir() if dead not in path.name]
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        with connect(workers=1, scheduler=None, processes=False, blocks=9):
+            assert len(list(tmp_path.iterdir())) == 2
+        assert [path.name for path in tmp_path.iterdir()] == mine  # that of a live process
+    with (
+        dask.config.set({"temporary-directory": "/dev/null/x"}),
+        pytest.raises(InputError, match="no folder for workers can be made there"),
+        connect(workers=1, scheduler=None, processes=False, blocks=9),
+    ):
+        pass

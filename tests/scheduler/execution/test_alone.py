@@ -168,6 +168,14 @@ def test_memory_that_is_not_there_is_refused_before_anything_is_written(stored, 
     assert not Path(tmp_path / "C.zarr").exists()
 
 
+def test_workers_that_a_control_group_cannot_hold_are_refused(stored, tmp_path, monkeypatch):
+    a = stored("A", random_matrix(200, 200, 5, 1))
+    monkeypatch.setattr(probe, "host_limit", lambda: 150 << 20)
+    with pytest.raises(InputError, match=r"this process and 1 worker would take \d+\.\d\d MiB .* has 150\.00 MiB"):
+        api.multiply(a, a, tmp_path / "C.zarr", workers=1)
+    assert not (tmp_path / "C.zarr").exists()
+
+
 def test_only_short_products_without_workers(stored, tmp_path, monkeypatch):
     a, links = stored("A", random_matrix(200, 200, 5, 1)), []
     callbacks = spdist.Callbacks(started=links.append)

@@ -65,6 +65,8 @@ SETTINGS = {
 """Configuration of Dask for clusters that spdist starts."""
 MOST_THREADS = 8
 """Most threads of a worker with a GPU, which reads, multiplies and writes blocks at the same time."""
+SILENT = logging.CRITICAL + 1
+"""Level of Dask's loggers: what matters of their messages is an error or a warning of the package."""
 NANNY = functools.partial(Nanny, worker_class=PagelessWorker)
 """Starts and watches a worker process."""
 WORKERS = "spdist-workers"
@@ -166,6 +168,8 @@ def _folder() -> Iterator[dict[str, str]]:
         yield {"temporary-directory": str(folder)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        # A cluster that did not start removes its own folder when the process ends, and logs that it is gone.
+        logging.getLogger("distributed.diskutils").setLevel(logging.CRITICAL)
 
 
 def _started_cluster(count: int, on_gpu: bool, processes: bool) -> LocalCluster:
@@ -214,7 +218,7 @@ def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
         processes=processes,
         memory_limit=0,
         dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
+        silence_logs=SILENT,
         death_timeout=START_SECONDS if processes else None,
         protocol="tls" if processes else "inproc",
         security=temporary_keys() if processes else None,
@@ -251,7 +255,7 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
         memory_limit=None,
         device_memory_limit=None,  # the plan bounds GPU memory; nothing is spilled
         dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
+        silence_logs=SILENT,
         death_timeout=START_SECONDS,
         protocol="tls",
         security=temporary_keys(),
@@ -300,7 +304,7 @@ def add_cpu_workers(cluster: LocalCluster, client: Client, count: int) -> None:
         "env": {"CUDA_VISIBLE_DEVICES": "", NICE_VARIABLE: str(CORE_NICE)},
         "preload": PRELOAD,
         "security": cluster.security,
-        "silence_logs": logging.CRITICAL,
+        "silence_logs": SILENT,
     }
     before = len(workers_of(client))
     names = [f"core-{i}" for i in range(count)]

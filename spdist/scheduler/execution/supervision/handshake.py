@@ -32,6 +32,7 @@ from spdist.scheduler.execution.supervision.calls import (
     started_here,
 )
 from spdist.scheduler.execution.supervision.nonce import VISIBLE_SECONDS, NonceFolder
+from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.locations import in_process
 from spdist.storage.matrix import StoredMatrix, open_matrix
@@ -127,6 +128,8 @@ class Handshake:
     Parameters
     ----------
     client : distributed.Client
+    name : str
+        Of the job; workers that join get blocks when they have it. Empty if no job is installed.
 
     Attributes
     ----------
@@ -134,8 +137,9 @@ class Handshake:
         Addresses.
     """
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, client: Client, name: str = "") -> None:
+        self.client, self.name = client, name
+        self._loading: set[str] = set()
         self.accepted: set[str] = set()
         self.refused: set[str] = set()
         self._need = 0
@@ -185,7 +189,11 @@ class Handshake:
         new = [address for address in workers if address not in self.accepted | self.refused]
         for problem in (self._ask(new) if new else {}).values():
             logger.warning("%s; it is not used", problem)
-        return [address for address in workers if address in self.accepted]
+        self._loading = self.accepted & (self._loading | set(new)) if self.name else set()
+        if self._loading:  # kernels, in the thread that sends heartbeats
+            has = self.client.run(has_job, self.name, workers=list(self._loading), on_error="ignore")
+            self._loading -= {address for address, loaded in has.items() if loaded}
+        return [address for address in workers if address in self.accepted - self._loading]
 
     def _wait_for_workers(self) -> list[str]:
         while not (found := addresses(self.client)):
@@ -253,6 +261,11 @@ class Handshake:
             return {}
         problem = installation_problem(answer)
         return {"": f"the scheduler {problem}"} if problem else {}
+
+
+def has_job(name: str) -> bool:
+    """Whether this worker has loaded a job; for `Client.run`."""
+    return name in CONTEXTS
 
 
 def _names(question: bytes, expected: str) -> dict[str, Any]:

@@ -32,8 +32,6 @@ CALL_SECONDS = 2.0
 """Seconds within which the scheduler must answer: on which worker a block is, whom it heard."""
 SILENT_INTERVALS = 5
 """Heartbeats in a row that a silent worker has missed, at the least."""
-LOADING_SECONDS = 120.0
-"""Seconds after it joined in which a silent worker keeps its blocks: it loads kernels, and sends no heartbeat then."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,6 @@ class Monitor:
         self._noted = InFlight()
         self._life = SignsOfLife(time.monotonic())
         self._replaced: set[str] = set()
-        self._joined: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="spdist-monitor", daemon=True)
 
@@ -185,16 +182,14 @@ class Monitor:
         except (*LOST, OSError):
             return
         heard = {address: info["last_seen"] for address, info in infos.items()}
-        now = time.monotonic()
-        for worker in self._life.find_silent(heard, now, seconds):
-            is_loading = now - self._joined.get(worker, -LOADING_SECONDS) < LOADING_SECONDS
-            if not is_loading and (held := noted.held.get(worker, 0)):
-                logger.warning(
-                    "worker %s has given no sign of life for %.0f s: its %s %s given to other workers",
-                    worker, seconds, counted(held, "block"), "is" if held == 1 else "are",
-                )  # fmt: skip
-                self._replaced.add(worker)
-                remove_worker(self.client, worker, CALL_SECONDS)
+        for worker in self._life.find_silent(heard, noted.held, time.monotonic(), seconds):
+            held = noted.held[worker]
+            logger.warning(
+                "worker %s has given no sign of life for %.0f s: its %s %s given to other workers",
+                worker, seconds, counted(held, "block"), "is" if held == 1 else "are",
+            )  # fmt: skip
+            self._replaced.add(worker)
+            remove_worker(self.client, worker, CALL_SECONDS)
 
     def _count_workers(self) -> int:
         """Return how many workers there are, as the client's last look at the scheduler found; at least 0."""
@@ -243,7 +238,6 @@ class Monitor:
             return
         if action == "add-worker":
             self._replaced.discard(message["worker"])
-            self._joined[message["worker"]] = time.monotonic()
             logger.warning("worker %s has joined", message["worker"])
         elif action == "remove-worker" and message["worker"] not in self._replaced:
             held = self._noted.held.get(message["worker"], 0)

@@ -49,20 +49,24 @@ class SignsOfLife:
         self._now = now
         self._heard: Mapping[str, float] = {}
         self._quiet: dict[str, float] = {}
+        self._all_quiet = 0.0
 
-    def find_silent(self, heard: Mapping[str, float], now: float, seconds: float) -> list[str]:
-        """Return the workers that were silent for so many seconds; none if nobody is heard: the scheduler hangs then.
+    def find_silent(self, heard: Mapping[str, float], held: Mapping[str, int], now: float, seconds: float) -> list[str]:
+        """Return the workers that held blocks and were silent for so many seconds; none if nobody is heard.
 
-        `heard` has the scheduler's time of each worker's last heartbeat. A long pause between two calls counts little:
-        this process, or the whole machine, was stopped.
+        `heard` has the scheduler's time of each worker's last heartbeat. If nobody is heard, the scheduler hangs. A
+        worker without blocks may load kernels, and sends no heartbeat meanwhile. A long pause between two calls counts
+        little: this process, or the whole machine, was stopped.
         """
         passed, self._now = min(now - self._now, seconds / 4), now
-        before, self._heard = self._heard, dict(heard)
+        speaking = {address for address, at in heard.items() if at != self._heard.get(address)}
+        self._heard = dict(heard)
+        self._all_quiet = 0.0 if speaking else self._all_quiet + passed
         self._quiet = {
-            address: self._quiet.get(address, 0.0) + passed if at == before.get(address) else 0.0
-            for address, at in heard.items()
+            address: self._quiet.get(address, 0.0) + passed if held.get(address) and address not in speaking else 0.0
+            for address in heard
         }
-        if min(self._quiet.values(), default=0.0) > seconds / 4:
+        if self._all_quiet > seconds / 4:
             return []
         return [address for address, quiet in self._quiet.items() if quiet >= seconds]
 

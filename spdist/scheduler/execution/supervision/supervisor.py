@@ -73,4 +73,4 @@ def supervised(client: Client, name: str) -> Iterator[Supervisor]:
         If workers, or the scheduler, were lost and the run could not go on.
     """
     with clear_of_dask(client), Monitor(client, name) as monitor:
-        yield Supervisor(Handshake(client), monitor)
+        yield Supervisor(Handshake(client, name), monitor)

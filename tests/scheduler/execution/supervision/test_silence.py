@@ -23,26 +23,30 @@ from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.test_cli import wait_for
 
+HELD = {"a": 2, "b": 2, "c": 0}
+
 
 def test_who_is_silent():
+    """Worker `b`: `a` is heard, and `c` has no block until the end."""
     life = SignsOfLife(0.0)
     for second in range(10):
-        assert life.find_silent({"a": second, "b": 0.0, "c": 0.0}, second, 10) == []
-    assert life.find_silent({"a": 10, "b": 0.0, "c": 10}, 10, 10) == ["b"]
-    assert life.find_silent({"a": 11, "b": 1.0, "c": 11}, 11, 10) == []  # heard at last
-    assert life.find_silent({"a": 11, "c": 11}, 12, 10) == []
+        assert life.find_silent({"a": second, "b": 0.0, "c": 0.0}, HELD, second, 10) == []
+    assert life.find_silent({"a": 10, "b": 0.0, "c": 0.0}, HELD, 10, 10) == ["b"]
+    assert life.find_silent({"a": 11, "b": 0.0, "c": 0.0}, HELD | {"c": 1}, 11, 10) == ["b"]
+    assert life.find_silent({"a": 12, "b": 1.0, "c": 0.0}, HELD, 12, 10) == []  # heard at last
+    assert life.find_silent({"a": 12, "c": 0.0}, HELD, 13, 10) == []
 
 
 @pytest.mark.parametrize("heard", [{"a": 0.0, "b": 0.0}, {"a": 0.0}, {}])
 def test_nobody_is_silent_while_the_scheduler_hears_nobody(heard):
     life = SignsOfLife(0.0)
-    assert all(life.find_silent(heard, second, 10) == [] for second in range(100))
+    assert all(life.find_silent(heard, HELD, second, 10) == [] for second in range(100))
 
 
 def test_a_pause_of_the_whole_machine_is_no_silence():
     life = SignsOfLife(0.0)
-    life.find_silent({"a": 0.0, "b": 0.0}, 0.0, 10)
-    assert life.find_silent({"a": 3600.0, "b": 0.0}, 3600.0, 10) == []
+    life.find_silent({"a": 0.0, "b": 0.0}, HELD, 0.0, 10)
+    assert life.find_silent({"a": 3600.0, "b": 0.0}, HELD, 3600.0, 10) == []
 
 
 def test_blocks_of_a_silent_worker_go_to_others_and_it_comes_back(stored, tmp_path, caplog, monkeypatch):
