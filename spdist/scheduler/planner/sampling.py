@@ -23,8 +23,8 @@ from spdist.scheduler.planner.stored_rows import Lengths, check_rows
 from spdist.scheduler.planner.tuning import SampleTuning
 from spdist.storage.matrix import StoredMatrix
 
-COUNTED_AT_ONCE = 1 << 18
-"""Entries of B, and those of one row, whose columns `count_row` reads at once."""
+COUNTED_AT_ONCE = 1 << 16
+"""Entries of the row of A, and of the rows of B, whose columns `count_row` reads at once."""
 
 
 class SampledRows(NamedTuple):
@@ -282,10 +282,11 @@ def spread_evenly(count: int) -> list[int]:
 
 def count_row(a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths, row: int) -> int:
     """Count the entries of one row of the product without a mask, with one byte for each column of B."""
-    columns = a.rows_indices(row, row + 1).indices.astype(np.int64)
-    ends = np.cumsum(b_lengths[columns], dtype=np.int64)
-    cuts = np.searchsorted(ends, np.arange(COUNTED_AT_ONCE, int(ends[-1]) if len(ends) else 0, COUNTED_AT_ONCE))
-    hit = np.zeros(b.ncols, bool)
-    for needed in np.split(columns, np.unique(cuts)):
-        hit[b.take(needed, values=False).indices] = True
+    columns, hit = a.rows_indices(row, row + 1).indices, np.zeros(b.ncols, bool)
+    for first in range(0, len(columns), COUNTED_AT_ONCE):
+        part = columns[first : first + COUNTED_AT_ONCE].astype(np.int64)
+        ends = np.cumsum(b_lengths[part], dtype=np.int64)
+        cuts = np.searchsorted(ends, np.arange(COUNTED_AT_ONCE, int(ends[-1]), COUNTED_AT_ONCE))
+        for needed in np.split(part, np.unique(cuts)):
+            hit[b.take(needed, values=False).indices] = True
     return int(np.count_nonzero(hit))
