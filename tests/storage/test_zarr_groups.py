@@ -164,7 +164,7 @@ def test_the_largest_zarr_chunk_of_a_dense_array(tmp_path, monkeypatch):
     np.testing.assert_array_equal(dense(import_matrix(tmp_path / "d.zarr", tmp_path / "A.zarr", dense=True)),
                                   sample().toarray())  # fmt: skip
     monkeypatch.setattr(zarr_groups, "CHUNK_BYTES", 4799)
-    with pytest.raises(MatrixError, match="Zarr chunks of .*: write smaller ones"):
+    with pytest.raises(MatrixError, match=r"Zarr chunks of .*: write smaller ones"):
         import_matrix(tmp_path / "d.zarr", tmp_path / "B.zarr", dense=True)
 
 
