@@ -205,7 +205,7 @@ def test_no_names_on_purpose(tmp_path, caplog):
     assert "names" not in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["group", "categorical", "line break", "missing"])
+@pytest.mark.parametrize("kind", ["group", "categorical", "line break", "one name", "missing"])
 def test_an_index_that_is_not_read_costs_the_names(tmp_path, caplog, kind):
     _, var = named(tmp_path / "cells.zarr")
     frame = zarr.open_group(tmp_path / "cells.zarr/obs", mode="a")
@@ -217,6 +217,8 @@ def test_an_index_that_is_not_read_costs_the_names(tmp_path, caplog, kind):
             anndata.io.write_elem(frame, "other", pd.Categorical(list("abcdef")))
     elif kind == "line break":
         frame.create_array("other", shape=(6,), dtype=str)[:] = np.array(["a\nb", *"cdefg"], dtype=object)
+    elif kind == "one name":
+        frame.create_array("other", shape=(), dtype=str)
     x = spdist.open(tmp_path / "cells.zarr/X")
     caplog.set_level("WARNING", "spdist")
     assert names(spdist.transpose(x, tmp_path / "T.zarr")) == (var, None)

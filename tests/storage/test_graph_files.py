@@ -134,6 +134,12 @@ def test_graphs_as_people_write_them(tmp_path, text, want):
     assert dense(imported(tmp_path, gzip.compress(text.encode()), "a.metis.gz")) == want
 
 
+def test_the_hash_is_splitmix64():
+    """Its first numbers from seed 0, as published with the generator."""
+    seeds = np.array([0, 0x9E3779B97F4A7C15], np.uint64)
+    assert metis._mix(seeds).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+
+
 def test_what_metis_has_more_is_said(tmp_path):
     assert "with weights" in said(imported(tmp_path, "2 1 111\n9 5 2 7\n9 6 1 7\n", "a.graph"))
     line = said(imported(tmp_path, "2 1 110\n9 5 2\n9 6 1\n", "a.graph"))

@@ -40,6 +40,7 @@ def test_a_folder_is_replaced_whole(tmp_path, way):
     target = tmp_path / "C.zarr"
     api.save(target, OLD)
     new = api.save(tmp_path / "C.zarr.spdist-new", NEW)
+    (tmp_path / "C.zarr.spdist-old" / "left").mkdir(parents=True)
     replacement.replace(new.url, str(target))
     assert value(target) == 2
     assert names(tmp_path) == {"C.zarr"}

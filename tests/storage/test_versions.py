@@ -63,6 +63,14 @@ def test_a_file_that_is_put_in_the_place_of_another_shows(tmp_path):
     assert (versions._versions_of_files(files, 2)[0] == before).tolist() == [True, False]
 
 
+def test_a_file_is_as_new_as_its_last_change_of_any_kind(tmp_path):
+    """A time of modification that somebody set back does not make it older."""
+    files = open_matrix(write(tmp_path / "A.zarr", M)).data.files
+    path = tmp_path / "A.zarr" / "data" / "c" / "0"
+    os.utime(path, (0, 0))
+    assert versions._versions_of_files(files, 1)[1].tolist() == [path.stat().st_ctime_ns]
+
+
 def test_digests_decide_where_times_cannot_tell(tmp_path, monkeypatch):
     """A file that is as new as the first look may be written again without another time."""
     place = write(tmp_path / "A.zarr", M)

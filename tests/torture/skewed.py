@@ -11,6 +11,7 @@ import io
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -147,10 +148,17 @@ def random_skewed_product(bench: Bench, rng: random.Random) -> Outcome:
     """Make a random skewed product, and look what it took."""
     case, trial = random_case(rng), bench.trial()
     a = matrix(case.kind, case.seed)
-    while int(np.diff(a.indptr)[a.indices].sum()) > MOST_PRODUCTS:
+    while _products(case, a) > MOST_PRODUCTS:
         case = random_case(rng)
         a = matrix(case.kind, case.seed)
     return bench.judge("skewed", str(case), trial, lambda: verdict_on(case, a, trial.data))
+
+
+def _products(case: Case, a: sp.csr_array) -> int:
+    """Return the products of a case from the lengths of A's columns and of B's rows."""
+    rows, columns = np.diff(a.indptr).astype(np.int64), np.bincount(a.indices, minlength=a.shape[1])
+    left = rows if "--transpose-a" in case.options else columns
+    return int(left @ (columns if "--transpose-b" in case.options else rows))
 
 
 def verdict_on(case: Case, a: sp.csr_array, folder: Path) -> str:
@@ -162,6 +170,8 @@ def verdict_on(case: Case, a: sp.csr_array, folder: Path) -> str:
         If it took more memory than its limit, is not the product, or failed; tells the peaks.
     """
     peak = measure(case, a, folder)
+    if "compiling kernels" in peak.line:  # which this machine does once
+        peak = measure(case, a, folder)
     if peak.code == 2 and re.search(r"(row|rows) [\d, to]+ of A .* raise memory_limit to at least ", peak.line):
         return "refused"
     if peak.code != 0:
@@ -178,10 +188,12 @@ def verdict_on(case: Case, a: sp.csr_array, folder: Path) -> str:
 
 def measure(case: Case, a: sp.csr_array, folder: Path) -> Peak:
     """Make a product in fresh processes, and return its peaks."""
-    spdist.save(folder / "A.zarr", a)
+    for name in ("C", "small-C"):
+        shutil.rmtree(folder / f"{name}.zarr", ignore_errors=True)
+    spdist.save(folder / "A.zarr", a, overwrite=True)
     diagonal = np.arange(2000)  # as wide as A, so that it loads the same kernels
     small = sp.coo_array((np.ones(2000), (diagonal, diagonal)), shape=a.shape).tocsr()
-    spdist.save(folder / "small.zarr", small)
+    spdist.save(folder / "small.zarr", small, overwrite=True)
     real, first = (_words(case, folder, name) for name in ("A", "small"))
     if not case.workers:
         run = [sys.executable, "-m", "tests.torture.skewed", str(folder), json.dumps([first, real])]

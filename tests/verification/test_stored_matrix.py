@@ -16,7 +16,7 @@ import zarr
 from spdist import cli
 from spdist.api import products as api
 from spdist.errors import MatrixError
-from spdist.matrices.csr import from_scipy
+from spdist.matrices.csr import CSR, from_scipy
 from spdist.storage import groups
 from spdist.storage.checksums import NOTE
 from spdist.storage.groups import ARRAYS
@@ -138,3 +138,13 @@ def test_exit_codes(tmp_path, matrix, capsys):
     for place in (tmp_path / "empty", tmp_path / "none", tmp_path / "none/none"):
         assert cli.main(["check", str(place)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_damaged_values_do_not_hide_what_is_wrong_with_the_structure(tmp_path):
+    rows = CSR(np.array([0, 2, 3]), np.array([4, 1, 0], np.int32), np.ones(3), (2, 5))
+    writer = MatrixWriter(tmp_path / "a.zarr", 5, np.dtype("f8"), {})
+    writer.append(rows)
+    writer.close()
+    (tmp_path / "a.zarr/data/c/0").unlink()
+    problems = api.check(tmp_path / "a.zarr").problems
+    assert ["is missing" in problems[0], "row 0 is not sorted" in problems[-1]] == [True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +90,18 @@ def test_info_measures_this_machine(small_measurement, tmp_path, capsys, monkeyp
     assert found.is_busy == (busy == 0.0)
     assert bool(found.seen) == (not found.is_busy), "what others' programs delayed is not kept"
     assert [path.name for path in tmp_path.iterdir()] == ["cache"], "nothing is left behind"
+
+
+def test_a_gpu_of_half_the_speed():
+    """Its kernels' rates are those of a typical one, by the time that a typical one would have taken."""
+    typical = measure.TYPICAL_GPU
+    plan = SimpleNamespace(expansion=10**9, c=SimpleNamespace(nnz=10**8))
+    took = 2 * (plan.expansion / typical.product + plan.c.nnz / typical.entry)
+    found = measure._gpu_of({"gpu multiply": {"seconds": took}, "gpu upload": {"limit": 5.0}}, plan)["gpu"]
+    wanted = replace(typical, product=typical.product / 2, entry=typical.entry / 2, read=5.0)
+    assert (found.product, found.entry, found.read, found.write) == pytest.approx(
+        (wanted.product, wanted.entry, wanted.read, wanted.write)
+    )
 
 
 def test_measuring_needs_a_folder(tmp_path, capsys):

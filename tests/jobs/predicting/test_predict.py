@@ -51,6 +51,7 @@ def test_phases_add_up_and_bounds_hold_them(stored):
     assert list(found.phases) == ["start", "plan", "run", "close"]
     assert found.phases["plan"] == 0.5
     assert found.bounds[0] < found.seconds < found.bounds[1]
+    assert found.doubt == predicting.SURE
 
 
 def test_twice_the_cores_halve_the_run(stored):
@@ -130,6 +131,15 @@ def test_a_pilot_is_quick_and_slow_as_its_core(stored):
     job, plan = source.draft().with_plan(source.stored_plan, ""), source.stored_plan
     slow, quick = (pilot(job, plan, Rates(product=rate, entry=rate)).slowness for rate in (1e3, 1e12))
     assert 0 < slow < 1 < quick
+
+
+@pytest.mark.parametrize("wanted", ["scipy", "numba"])
+def test_a_pilot_multiplies_as_the_product_will(stored, monkeypatch, wanted):
+    source = source_of(stored("A", random_matrix(900, 900, 8, 3)), execution=replace(MANY, engine=wanted))
+    engines = set()
+    monkeypatch.setattr(piloting, "multiply_on_cpu", lambda _, b, products, engine, spec: engines.add(engine) or b)
+    assert pilot(source.draft().with_plan(source.stored_plan, ""), source.stored_plan, Rates()) is not None
+    assert engines == {wanted}
 
 
 @pytest.mark.parametrize("options", ["mask", "scale", "triangle"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from distributed import LocalCluster, Security
 from spdist.errors import InputError
 from spdist.scheduler.clusters import addresses
 from spdist.scheduler.clusters.addresses import wait_until_reachable
+from spdist.scheduler.execution.clients import running_scheduler
 from spdist.scheduler.execution.clients.cluster import connect
 
 
@@ -93,6 +95,17 @@ def test_a_worker_is_no_scheduler():
         address = cluster.workers[0].address
         with pytest.raises(InputError, match=f"a Dask worker or nanny answers at {re.escape(address)}"):
             connect(workers=None, scheduler=address, processes=True, blocks=1).__enter__()
+
+
+@pytest.mark.parametrize("length", [3, 1000])
+def test_a_service_that_greets_as_dask_does_is_no_scheduler(monkeypatch, length):
+    """It sends as many bytes as it says, and no greeting; or fewer."""
+    monkeypatch.setattr(running_scheduler, "CONNECT_SECONDS", 0.5)
+    with (
+        service(struct.pack("Q", length) + b"abc") as address,
+        pytest.raises(InputError, match=f"no Dask scheduler answers at {re.escape(address)}: .*start one"),
+    ):
+        connect(workers=None, scheduler=address, processes=True, blocks=1).__enter__()
 
 
 @pytest.mark.parametrize(("protocol", "warns"), [("tcp", True), ("inproc", False)])

@@ -55,7 +55,7 @@ def address(cluster, page: str) -> str:
 
 def get(cluster, page: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(address(cluster, page), timeout=20) as answer:
+        with urllib.request.urlopen(address(cluster, page), timeout=90) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, ""

@@ -442,7 +442,7 @@ def test_workers_start_while_the_plan_is_made(stored, tmp_path, monkeypatch, at_
     make, alive = planner.make_plan, []
 
     def slow(*args, **kwargs):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not workers_alive() and time.monotonic() < deadline:
             time.sleep(0.01)
         alive.append(len(workers_alive()))

@@ -131,6 +131,16 @@ def test_work_goes_back_to_the_last_row_before_the_damage(tmp_path, lengths, pic
         assert len(list(Path(layout.url, name, "c").glob("*"))) == len(sums)
 
 
+def test_damaged_offsets_far_back_cost_the_rows_from_them_on(tmp_path, monkeypatch):
+    """Only the newest Zarr chunks are read before they are needed."""
+    monkeypatch.setattr(recovery, "CHECKED_WHOLE", 1)
+    layout = layout_of(tmp_path)
+    write_rows(layout, [1] * 40)
+    Path(layout.url, "data", "c", "6").unlink()  # entry 24 is missing, and offset 24 is the first of its Zarr chunk
+    damage(Path(layout.url, "indptr", "c", "6"), "flip", Path())
+    assert recovery.resume_from(layout).checkpoint == Checkpoint(23, 23, 6)
+
+
 def test_zarr_chunks_beyond_the_journal_are_deleted(tmp_path):
     layout = layout_of(tmp_path)
     write_rows(layout, [4, 4])

@@ -82,6 +82,14 @@ def test_small_and_large_products_agree_on_the_scan(stored):
     assert abs(short.c.nnz - scanned.c.nnz) <= 900
 
 
+def test_the_one_block_of_a_small_product_has_room_for_its_mask(stored):
+    a, mask = stored("A", random_matrix(900, 900, 6, 6)), stored("M", random_matrix(900, 900, 9, 7))
+    whole, masked = api.plan(a, a), api.plan(a, a, mask=mask)
+    assert len(whole.blocks) == len(masked.blocks) == 1
+    held = mask.rows_indices(0, 900)
+    assert masked.blocks[0].a_bytes - whole.blocks[0].a_bytes >= 4 * held.nnz + 8 * 900
+
+
 @pytest.mark.parametrize("rows", [0, 1, 7])
 def test_few_rows_or_none_are_planned(stored, rows):
     plan = api.plan(stored("A", sp.csr_matrix((rows, 5))), stored("B", random_matrix(5, 4, 2, 1)))

@@ -1,4 +1,4 @@
-"""Parts of a matrix of equally many entries."""
+"""Parts of a matrix of equally many entries, and rows that are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from spdist.scheduler.planner.stored_rows import even_rows, row_lengths
+from spdist.errors import MatrixError
+from spdist.scheduler.planner.stored_rows import check_rows, even_rows, row_lengths
 from tests.conftest import random_matrix
 
 
@@ -26,3 +27,13 @@ def test_parts_have_as_many_entries(stored, monkeypatch, seed, parts):
     assert min(np.diff(bounds)) > 0
     assert entries.max() <= m.nnz / parts + np.diff(m.indptr).max() + 1
     assert parts > 7 or len(bounds) == parts + 1
+
+
+@pytest.mark.parametrize("column", [-1, 30])
+def test_columns_out_of_range_are_refused_whoever_wrote_the_rows(stored, column):
+    a = stored("A", random_matrix(20, 30, 3, 1))
+    rows = a.rows_indices(0, 20)
+    check_rows(a, rows, 0, canonical=False)
+    rows.indices[rows.nnz // 2] = column
+    with pytest.raises(MatrixError, match=rf"A.zarr: column {column} in row \d+ is outside \[0, 30\)"):
+        check_rows(a, rows, 0, canonical=False)

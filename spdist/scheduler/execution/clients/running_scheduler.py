@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import struct
 from collections.abc import Iterator
 
 from distributed import Client, Scheduler, SchedulerPlugin, Security
@@ -139,7 +140,7 @@ def _client_at(scheduler: str, security: Security) -> RunClient:
         raise InputError(
             f"a Dask worker or nanny answers at {scheduler}, no scheduler: correct host and port"
         ) from None
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, struct.error) as error:
         raise InputError(
             f"no Dask scheduler answers at {scheduler}: {error or type(error).__name__}; start one with `dask "
             f"scheduler`, or correct host and port"

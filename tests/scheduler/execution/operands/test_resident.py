@@ -132,6 +132,18 @@ def test_what_is_not_canonical_is_said_as_of_the_whole(tmp_path, small, at, shar
     assert not files()
 
 
+@pytest.mark.parametrize("columns", [(3, 7, 5), (3, 5, 5)])
+def test_columns_that_fall_from_one_piece_to_the_next_are_found(tmp_path, small, columns):
+    """Though they rise in each, and above the last column but one."""
+    m = CSR(np.array([0, 3]), np.array(columns, np.int32), np.ones(3), (1, 9))
+    writer = MatrixWriter(str(tmp_path / "B.zarr"), 9, m.dtype, {})
+    writer.layout = replace(writer.layout, chunk=2)
+    writer.append(m)
+    held = resident(writer.close(), tuning=replace(small, piece_bytes=1))
+    with pytest.raises(MatrixError, match="row 0 "):
+        held.get()
+
+
 @pytest.mark.parametrize("damage", ["falls", "ends early"])
 def test_offsets_that_do_not_fit(tmp_path, small, damage):
     m = random_matrix(900, 700, 9, 1)
