@@ -91,6 +91,24 @@ def test_a_row_that_is_longer_than_rows_of_its_size_fits(misleading, mebibytes):
     assert_blocks_fit(plan, row_nnz)
 
 
+def test_whatever_limit_is_accepted_is_enough():
+    """One row needs much of B, so that its inner dimension is cut, and has more entries than rows of its size have."""
+    k, length, refused = 300, 700, 0
+    rows = [np.arange(i, k * length, k) for i in range(k)] + [np.arange(length)] * k
+    a_rows = [np.arange(k, 2 * k)] * 40 + [np.arange(k)] + [np.arange(k, 2 * k)] * 40
+    row_nnz = np.full(81, length)
+    row_nnz[40] = k * length
+    a, b = stored(by_rows(a_rows, 2 * k)), stored(by_rows(rows, k * length))
+    for mebibytes in range(12, 80, 4):
+        try:
+            plan = make_plan(PlanRequest(a, b, "numba", mebibytes * MIB))
+        except MemoryBoundError:
+            refused += 1
+            continue
+        assert_blocks_fit(plan, row_nnz)
+    assert 0 < refused < 17
+
+
 def test_a_row_that_is_shorter_than_its_bound_is_counted():
     """Its products are many times its entries, which fit; the bound on them does not."""
     k, length, ncols = 400, 5000, 2_000_000
@@ -99,8 +117,18 @@ def test_a_row_that_is_shorter_than_its_bound_is_counted():
     assert [count_row(a, b, row_lengths(b), row) for row in (0, 1)] == [length, length]
     plan = make_plan(PlanRequest(a, b, "numba", 40 * MIB))
     assert_blocks_fit(plan, np.array([length, length]))
-    longer = replace(DEFAULT_TUNING, sample=replace(DEFAULT_TUNING.sample, products=1))
-    assert_blocks_fit(make_plan(PlanRequest(a, b, "numba", 40 * MIB), tuning=longer), np.array([length, length]))
+    unknown = replace(DEFAULT_TUNING, sample=replace(DEFAULT_TUNING.sample, products=1))
+    plan = make_plan(PlanRequest(a, b, "numba", 32 * MIB), tuning=unknown)
+    assert any(block.split for block in plan.blocks)
+    assert_blocks_fit(plan, np.array([length, length]))
+
+
+def test_a_split_block_has_room_for_two_partial_products_and_their_sum():
+    k, length = 300, 700
+    b = stored(by_rows([np.arange(i, k * length, k) for i in range(k)], k * length))
+    plan = make_plan(PlanRequest(stored(by_rows([np.arange(k)] * 4, k)), b, "numba", 96 * MIB, grid=(4, 3, 1)))
+    assert [block.split for block in plan.blocks] == [True] * 4
+    assert all(block.c_bytes >= 3 * k * length * plan.c.entry_bytes for block in plan.blocks)
 
 
 def test_rows_are_counted_as_scipy_counts_them():
