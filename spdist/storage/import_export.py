@@ -295,8 +295,9 @@ def export_matrix(
     --------
     >>> export_matrix("C.zarr", "C.mtx.gz")  # doctest: +SKIP
     """
-    matrix = as_numbers(open_matrix(source))
-    versions.note(matrix)
+    stored = open_matrix(source)
+    versions.note(stored)
+    matrix = as_numbers(stored)
     report, place = progress or ignore_progress, str(target)
     kind, packing = _written_as(place, format)
     if kind == "binsparse":

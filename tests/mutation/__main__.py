@@ -38,13 +38,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no mutant is begun")
     parser.add_argument("--each", type=float, default=300, help="seconds of tests a mutant: %(default)s")
-    parser.add_argument("--only", type=int, help="the number of one mutant")
+    parser.add_argument("--only", type=int, action="append", help="the number of a mutant; may be repeated")
     parser.add_argument("--coverage", type=Path, help="file of an earlier run on the same sources; by default measured")
     parser.add_argument("--out", type=Path, help="write counts and survivors as JSON")
     args = parser.parse_args()
     found = candidates(args.path or [f"spdist/{folder}" for folder in FOLDERS])
     sample = random.Random(args.seed).sample(found, min(args.count, len(found)))
-    chosen = [(args.only, sample[args.only])] if args.only is not None else list(enumerate(sample))
+    chosen = [(number, mutant) for number, mutant in enumerate(sample) if args.only is None or number in args.only]
     print(f"seed {args.seed}: {len(chosen)} of {len(found)} mutants", flush=True)
     with tempfile.TemporaryDirectory(prefix="spdist-coverage-") as folder:
         path = args.coverage or Path(folder) / "coverage"
@@ -53,13 +53,13 @@ def main() -> int:
         verdicts = _judge(chosen, Coverage(path), args.jobs, args.budget, args.each)
     survivors = {number: verdict for number, verdict in sorted(verdicts.items()) if not verdict.killer}
     for number, verdict in survivors.items():
-        source = (ROOT / verdict.mutant.path).read_bytes()
-        print(f"{number:4d}  {verdict.mutant.described(source)}\n      {verdict.tests} tests passed")
+        late = f", for {verdict.left} it had no time" if verdict.left else ""
+        print(f"{number:4d}  {verdict.text}\n      {verdict.tests} tests passed{late}")
     killed = len(verdicts) - len(survivors)
     print(f"{killed} of {len(verdicts)} killed ({100 * killed / max(len(verdicts), 1):.0f} %), seed {args.seed}; "
           f"{len(chosen) - len(verdicts)} not tried in time")  # fmt: skip
     if args.out is not None:
-        lines = [verdict.mutant.described((ROOT / verdict.mutant.path).read_bytes()) for verdict in survivors.values()]
+        lines = [(verdict.text, verdict.tests, verdict.left) for verdict in survivors.values()]
         facts = {"seed": args.seed, "tried": len(verdicts), "killed": killed, "survivors": lines}
         args.out.write_text(json.dumps(facts, indent=1))
     return int(bool(survivors))
@@ -85,7 +85,8 @@ def _judge(
             except queue.Empty:
                 return
             verdict = verdicts[number] = workplace.judge(mutant)
-            fate = f"killed by {verdict.killer}" if verdict.killer else f"SURVIVED {verdict.tests} tests"
+            survival = f"SURVIVED {verdict.tests} tests, {verdict.left} not run"
+            fate = f"killed by {verdict.killer}" if verdict.killer else survival
             where = f"{mutant.path}:{mutant.line} {mutant.kind}"
             print(f"{number:4d} {verdict.seconds:5.0f} s  {where}  {fate}", flush=True)
 

@@ -21,7 +21,7 @@ from tests.mutation.mutants import Mutant
 ROOT = Path(__file__).resolve().parents[2]
 STATEMENT_LINES = 4
 """Lines above a mutant's at which its statement may begin."""
-TEST_SECONDS = 90
+TEST_SECONDS = 60
 """Seconds after which a test counts as one that hangs, which kills the mutant."""
 SKIPPED = ("tests/torture/", "tests/benchmarks/", "tests/test_docs.py", "tests/test_measured.py", "tests/mutation/")
 """Tests that say nothing about one line, or take minutes."""
@@ -45,11 +45,15 @@ class Verdict:
     """What became of a mutant."""
 
     mutant: Mutant
+    text: str
+    """The line before and after."""
     killer: str
     """The test that failed; empty if the mutant survived."""
     seconds: float
     tests: int
     """Tests that passed."""
+    left: int
+    """Tests for which its time was too short."""
 
 
 class Coverage:
@@ -127,27 +131,30 @@ class Workplace:
         try:
             while True:
                 path.write_bytes(mutant.applied(source))
-                killer, tests = self._first_failure(mutant, begin + self.budget)
+                killer, passed, left = self._first_failure(mutant, begin + self.budget)
                 path.write_bytes(source)
                 if not killer or self._passes(killer):
-                    return Verdict(mutant, killer, time.monotonic() - begin, tests)
+                    text = mutant.described(source)
+                    return Verdict(mutant, text, killer, time.monotonic() - begin, passed, left)
                 self.left_out.add(killer)
         finally:
             path.write_bytes(source)
 
-    def _first_failure(self, mutant: Mutant, end: float) -> tuple[str, int]:
-        """Run tests in growing batches; return the test that failed, or "", and how many ran."""
+    def _first_failure(self, mutant: Mutant, end: float) -> tuple[str, int, int]:
+        """Run tests in growing batches; return the test that failed, or "", and how many passed and were not run."""
         known = self.coverage.tests(mutant) or self._tests_beside(mutant)
         tests = [test for test in known if test not in self.left_out]
         ran, size = 0, 8
         while tests and time.monotonic() < end:
             batch, tests = tests[:size], tests[size:]
             code, output = self._pytest([*batch, "-x"], end - time.monotonic())
-            if code not in (0, None, 5):  # 5: all of them need a GPU
+            if code is None:
+                return "", ran, len(batch) + len(tests)
+            if code not in (0, 5):  # 5: all of them need a GPU
                 failed = FAILED.search(output)
-                return (failed.group(1) if failed else batch[0]), ran
+                return (failed.group(1) if failed else batch[0]), ran, 0
             ran, size = ran + len(batch), size * 3
-        return "", ran
+        return "", ran, len(tests)
 
     def _tests_beside(self, mutant: Mutant) -> list[str]:
         """Return the test files of a file's folder, those named for the file first: no test runs its Python lines."""

@@ -59,6 +59,13 @@ def test_a_size_that_does_not_pay_is_refused_with_the_figure(npz, tmp_path):
     assert not (tmp_path / "m.zarr").exists()
 
 
+@pytest.mark.parametrize("matrix", [sp.csr_matrix((6, 6)), random_matrix(17, 19, 4.0, 1)])
+def test_no_size_is_found_without_entries_or_divisors(npz, tmp_path, matrix):
+    with pytest.raises(InputError, match="has no entries, or no blocks of up to 16 rows and columns divide it"):
+        spdist.import_matrix(npz(matrix), tmp_path / "m.zarr", block_size="auto")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.npz"]
+
+
 @pytest.mark.parametrize("size", [(46341, 46341), (3, 1 << 31), (10**20, 1)])
 def test_blocks_that_numpy_cannot_hold_are_refused(npz, tmp_path, size):
     source = npz(sp.csr_matrix((0, 0)))

@@ -259,6 +259,7 @@ NAMED = ReadOptions(names=True)
         (".csv", "source,target,papers\na,b,5\n", [("a", "b", 5)]),
         (".txt", "protein1 protein2 fusion combined_score\n9.A 9.B 0 490\n", [("9.A", "9.B", 490)]),
         (".tsv", "#node1\tnode2\tnode1_id\tcombined_score\na\tb\t9.A\t0.9\n", [("a", "b", 0.9)]),
+        (".txt", "# id source target weight\n1 a b 2\n", [("a", "b", 2)]),
         (".csv", "sep=;\na;b;1,5\n", [("a", "b", 1.5)]),
         (".csv", '"sep=,"\nsource,target,weight\na,b,1\n', [("a", "b", 1)]),
         (".csv", "a,b,1,1082040961\n", [("a", "b", 1)]),

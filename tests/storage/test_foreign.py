@@ -216,7 +216,7 @@ def test_honest_chunks_pass(data, name, count):
 
 
 @pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("shards", [None, (64,)])
+@pytest.mark.parametrize("shards", [None, (64,), {"shape": (64,), "index_location": "start"}])
 @pytest.mark.parametrize("checked", [False, True])
 def test_honest_matrices_read(tmp_path, name, shards, checked):
     m = random_matrix(60, 60, 5, 2)
@@ -228,6 +228,15 @@ def test_honest_matrices_read(tmp_path, name, shards, checked):
                                    compressors=[*codec, Crc32cCodec()])  # fmt: skip
         array[:] = m.data
     assert abs(open_matrix(tmp_path / "M.zarr").rows(0, 60).to_scipy() - m).nnz == 0
+
+
+def test_entries_of_another_index_type_are_converted(tmp_path):
+    """More of them than are converted at a time."""
+    m = random_matrix(60, 60, 5, 2)
+    m.indices = m.indices.astype(np.int64)
+    indices, data = open_matrix(write(tmp_path / "M.zarr", m, chunk=16)).entries(5, m.nnz)
+    np.testing.assert_array_equal(indices, m.indices[5:])
+    np.testing.assert_array_equal(data, m.data[5:])
 
 
 def test_an_unknown_compression_is_refused(tmp_path):

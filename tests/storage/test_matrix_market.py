@@ -69,9 +69,10 @@ def dense(raw: bytes | str) -> list:
         (TOP.replace("general", "Symmetric") + "2 2 2\n1 2 1\n2 1 5\n", [[0, 6], [6, 0]]),
     ],
 )
-def test_files_as_people_write_them(text, want):
+def test_files_as_people_write_them(text, want, monkeypatch):
     assert dense(text) == want
     for piece in (1, 7, 40):
+        monkeypatch.setattr("spdist.storage.formats.text.READ_BYTES", piece)
         assert read(text.encode(), piece)[0].toarray().tolist() == want
 
 
@@ -98,6 +99,7 @@ def test_whole_numbers_stay_integers():
         (PATTERN + "2 2 1\n1 1 2 3 4\n", 3, "expected 2 numbers"),
         (TOP.replace("real general", "unsigned-integer skew-symmetric") + "1 1 0\n", 1, "cannot be 'coordinate skew"),
         ("%%MatrixMarket matrix coordinate real % general\n1 1 0\n", 1, "'%' is none of"),
+        (TOP.replace("general", "symmetric") + "2 3 1\n1 2 1\n", 2, "a symmetric matrix must be square, not 2 x 3"),
     ],
 )
 def test_the_line_is_named(text, line, what):

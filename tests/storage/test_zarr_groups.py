@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist.errors import CorruptError, InputError, MatrixError
-from spdist.storage.formats import compressed_rows, dense_rows
+from spdist.storage.formats import compressed_rows, dense_rows, zarr_groups
 from spdist.storage.import_export import export_matrix, import_matrix
 from tests.conftest import random_matrix
 
@@ -156,6 +156,16 @@ def test_dense_arrays_rectangle_by_rectangle(tmp_path, monkeypatch, chunks, rect
     array[:] = sample().toarray()
     np.testing.assert_array_equal(dense(import_matrix(tmp_path / "d.zarr", tmp_path / "A.zarr", dense=True)),
                                   sample().toarray())  # fmt: skip
+
+
+def test_the_largest_zarr_chunk_of_a_dense_array(tmp_path, monkeypatch):
+    zarr.create_array(tmp_path / "d.zarr", shape=(30, 20), dtype="f8", chunks=(30, 20))[:] = sample().toarray()
+    monkeypatch.setattr(zarr_groups, "CHUNK_BYTES", 4800)
+    np.testing.assert_array_equal(dense(import_matrix(tmp_path / "d.zarr", tmp_path / "A.zarr", dense=True)),
+                                  sample().toarray())  # fmt: skip
+    monkeypatch.setattr(zarr_groups, "CHUNK_BYTES", 4799)
+    with pytest.raises(MatrixError, match=r"Zarr chunks of .*: write smaller ones"):
+        import_matrix(tmp_path / "d.zarr", tmp_path / "B.zarr", dense=True)
 
 
 def test_a_missing_zarr_chunk_of_a_dense_array_holds_the_fill_value(tmp_path):

@@ -83,9 +83,12 @@ def operations(trial: Trial) -> list[tuple[str, int, str]]:
 
 def random_failure(bench: Bench, rng: random.Random, operations: Container[str] = ERRORS) -> Outcome:
     """Let one system call of some operations fail, be short, or kill its process; then resume."""
-    product = rng.choice([p for p in PRODUCTS if p.name not in ("masked", "min_plus")])
-    found = sites(bench, product)
-    operation = rng.choice(sorted({operation for _, operation in found if operation in operations}))
+    products = [p for p in PRODUCTS if p.name not in ("masked", "min_plus")]
+    for product in rng.sample(products, len(products)):  # not every product allocates a MiB at once
+        found = sites(bench, product)
+        if known := sorted({operation for _, operation in found if operation in operations}):
+            break
+    operation = rng.choice(known)
     role = rng.choice(sorted(role for role, name in found if name == operation))
     most = found[role, operation]
     number = rng.choice([1, most, rng.randint(1, most)])

@@ -170,13 +170,13 @@ def verdict_on(case: Case, a: sp.csr_array, folder: Path) -> str:
         If it took more memory than its limit, is not the product, or failed; tells the peaks.
     """
     peak = measure(case, a, folder)
-    if "compiling kernels" in peak.line:  # which this machine does once
+    if "compiling kernels" in peak.line or _is_over(case, peak):  # a machine compiles each kernel once, in 175 MiB
         peak = measure(case, a, folder)
     if peak.code == 2 and re.search(r"(row|rows) [\d, to]+ of A .* raise memory_limit to at least ", peak.line):
         return "refused"
     if peak.code != 0:
         raise VerdictError("silent", f"exit code {peak.code}: {peak.line}")
-    if peak.reported > case.limit or peak.outside > case.limit + ALLOCATOR_BYTES:
+    if _is_over(case, peak):
         parts = f"{peak.reported / case.limit:.2f} reported, {peak.outside / case.limit:.2f} from outside"
         raise VerdictError("over", f"{parts}, as parts of the limit")
     if not case.options or case.options[0] == "--grid":
@@ -184,6 +184,11 @@ def verdict_on(case: Case, a: sp.csr_array, folder: Path) -> str:
         if c.nnz != expected.nnz or (c != expected).nnz:
             raise VerdictError("wrong", "C is not A @ A")
     return "right"
+
+
+def _is_over(case: Case, peak: Peak) -> bool:
+    """Return whether a product took more than its limit, by its report or from outside."""
+    return peak.reported > case.limit or peak.outside > case.limit + ALLOCATOR_BYTES
 
 
 def measure(case: Case, a: sp.csr_array, folder: Path) -> Peak:

@@ -19,6 +19,7 @@ from spdist.storage.writer import MatrixWriter
 from spdist.verification import freivalds
 from spdist.verification.freivalds import verify
 from spdist.verification.operands import Limits
+from spdist.verification.rounding_bounds import RowLengths, vector_error_factor
 from tests.support.seals import without_seal
 
 NAMES = itertools.count()
@@ -308,6 +309,13 @@ def test_smallest_error_is_caught(product):
     assert_false(product.check(data=data))
     result = product.check(data=np.where(np.arange(len(data)) == k, product.c.data * (1 + 2**-52), product.c.data))
     assert result.ok  # one unit in the last place is rounding
+
+
+def test_entries_of_one_product_have_the_bound_of_one_product():
+    """Nine products that are nine entries are not added up, however long the row of A is."""
+    one, nine = np.array([1]), np.array([9])
+    long, short = (vector_error_factor(np.dtype("f4"), RowLengths(a, nine, nine, nine)) for a in (nine, one))
+    assert long == pytest.approx(short, rel=1e-6)
 
 
 def test_missing_entry(product):

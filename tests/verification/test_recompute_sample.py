@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import spdist
 from spdist.api import products as api
+from spdist.storage.product_spec import WHOLE
+from spdist.verification.recompute_sample import verify_by_recomputing
 from tests.conftest import random_matrix
 
 A = sp.csr_array(abs(random_matrix(30, 30, 5, 1)) * 8).ceil()
@@ -68,3 +71,30 @@ def test_rounding_errors_explain_another_choice(stored, options, kept, ok):
     values = [0.1 + 0.2 + 0.3, 0.6, 0.4]
     c = stored_entries(stored, "C", {(0, j): values[j] for j in kept}, (1, 3))
     assert api.verify(a, b, c, **options).ok is ok
+
+
+def test_a_kept_entry_in_a_column_without_products_is_found(stored):
+    """Rounding explains no such choice, even if the value is right for the next column."""
+    a = stored("A", sp.csr_array([[5.0, 4.0, 3.0]]))
+    b = stored("B", sp.csr_array(np.eye(5)[[0, 2, 4]]))
+    assert api.verify(a, b, stored_entries(stored, "C", {(0, 0): 5.0, (0, 2): 4.0}, (1, 5)), top_n=2).ok
+    found = api.verify(a, b, stored_entries(stored, "D", {(0, 0): 5.0, (0, 1): 4.0}, (1, 5)), top_n=2)
+    assert "row 0, column 1: this entry of C should not be there" in found.reason
+
+
+def test_whole_numbers_may_have_an_epilogue(stored):
+    m = sp.csr_array(random_matrix(90, 90, 6, 1, "int64"))
+    a, c, epilogue = stored("A", m), m @ m, spdist.Epilogue(drop_zeros=True)
+    assert api.verify(a, a, stored("C", c), epilogue=epilogue).ok
+    c.data[7] += 1
+    assert "computed again it is" in api.verify(a, a, stored("D", c), epilogue=epilogue).reason
+
+
+def test_rows_are_counted_while_they_are_verified(stored):
+    """First all rows of C, then those that are made again."""
+    m, seen = sp.csr_array(random_matrix(300, 300, 6, 1, "int64")), []
+    a, c = stored("A", m), stored("C", m @ m)
+    assert verify_by_recomputing(a, a, c, WHOLE, progress=lambda *step: seen.append(step)).ok
+    again = seen[-1][1] - 300
+    assert again > 190
+    assert seen[-again - 1 :] == [(300 + k, 300 + again) for k in range(again + 1)]

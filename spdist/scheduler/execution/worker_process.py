@@ -68,13 +68,17 @@ def keep_small_arrays(memory_limit: int) -> None:
     memory_limit : int
         Bytes of host memory that this worker may take.
     """
-    _keep_arrays(min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST))
+    _set_allocator({ARENA_MAX: ARENAS})
+    _keep_arrays(_most_kept(memory_limit))
 
 
 @contextlib.contextmanager
 def small_arrays_kept(memory_limit: int) -> Iterator[None]:
-    """Be as after `keep_small_arrays`, which the caller's process otherwise is not; return what is free first."""
-    keep_small_arrays(memory_limit)
+    """Keep small arrays as a worker does, in the caller's process; return what is free first.
+
+    The arenas stay: many threads of one process would wait for each other's.
+    """
+    _keep_arrays(_most_kept(memory_limit))
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     try:
@@ -83,11 +87,21 @@ def small_arrays_kept(memory_limit: int) -> Iterator[None]:
         _keep_arrays(USUAL_KEPT)
 
 
+def _most_kept(memory_limit: int) -> int:
+    """Return the bytes of the largest arrays that are kept."""
+    return min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST)
+
+
 def _keep_arrays(most: int) -> None:
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
-        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
-            ctypes.CDLL(None).mallopt(parameter, most)
-        ctypes.CDLL(None).mallopt(ARENA_MAX, ARENAS)
+    """Keep freed arrays of at most so many bytes."""
+    _set_allocator({MMAP_THRESHOLD: most, TRIM_THRESHOLD: most})
+
+
+def _set_allocator(parameters: dict[int, int]) -> None:
+    """Set parameters of glibc's allocator; other C libraries have none of them."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        for parameter, value in parameters.items():
+            ctypes.CDLL(None).mallopt(parameter, value)
 
 
 @functools.cache

@@ -88,6 +88,7 @@ def test_gpus_start_while_it_is_planned(stored, monkeypatch):
     first, second = (predicted(source_of(a, execution=execution), m) for m in (slow, quick))
     assert list(first.phases) == ["start", "run", "close"]
     assert first.phases["start"] == KNOWN.wait("start on GPUs")
+    assert first.doubt == predicting.SURE, "a pilot is for cores"
     assert first.phases["run"] == pytest.approx(2 * second.phases["run"], rel=0.2), "the bus bounds it"
 
 

@@ -129,6 +129,7 @@ def test_metrics(cluster, a):
     assert many["spdist_stage_seconds_total", "multiply"] > 0
     assert many["spdist_products_total", ""] > 0
     assert many["spdist_host_memory_bytes", "limit"] > 0
+    assert many["spdist_device_memory_bytes", "used"] == many["spdist_device_memory_bytes", "limit"] == 0.0
 
 
 def test_the_grafana_dashboard_asks_for_metrics_that_exist(cluster, a):

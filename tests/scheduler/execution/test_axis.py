@@ -91,18 +91,19 @@ def test_without_what_looks_at_columns_nothing_is_transposed(operands):
 @pytest.mark.parametrize("grid", [(5, 1, 1), (3, 2, 2)])
 @pytest.mark.parametrize("transposed", [{}, {"transpose_a": True}, {"transpose_a": True, "transpose_b": True}], ids=str)
 def test_from_storage(operands, stored, tmp_path, scheduler, grid, transposed):
-    """Columns go across all row blocks."""
+    """Columns go across all row blocks; factors of rows are those of C."""
     a, b = operands
+    wanted = {"top_n": 4, "axis": 0, "epilogue": spdist.Epilogue(np.arange(1.0, 91), np.arange(1.0, 81))}
     mask = whole_numbers(90, 80, 40, 3)
     stored("A", a.T.tocsr() if "transpose_a" in transposed else a), stored("M", mask)
     stored("B", b.T.tocsr() if "transpose_b" in transposed else b)
     report = api.multiply(
-        tmp_path / "A.zarr", tmp_path / "B.zarr", tmp_path / "C.zarr", mask=tmp_path / "M.zarr", top_n=4, axis=0,
-        grid=grid, scheduler=scheduler, check=True, **transposed,
+        tmp_path / "A.zarr", tmp_path / "B.zarr", tmp_path / "C.zarr", mask=tmp_path / "M.zarr", grid=grid,
+        scheduler=scheduler, check=True, **wanted, **transposed,
     )  # fmt: skip
     assert report.verification["ok"]
     assert tuple(report.grid.values()) == grid  # of C, not of its transpose
-    assert_same(read(tmp_path / "C.zarr"), spdist.spgemm(a, b, mask=mask, top_n=4, axis=0))
+    assert_same(read(tmp_path / "C.zarr"), spdist.spgemm(a, b, mask=mask, **wanted))
     assert {path.name for path in tmp_path.iterdir()} == {"A.zarr", "B.zarr", "M.zarr", "C.zarr"}
 
 

@@ -21,8 +21,6 @@ from spdist.scheduler.execution.journal import JournalTuning
 from spdist.storage import locations
 from spdist.storage.external_sort import RowSorter
 from spdist.storage.matrix import open_matrix
-from spdist.storage.product_spec import WHOLE
-from spdist.verification.recompute_sample import verify_by_recomputing
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import files, read
 from tests.support.planning import SHORT_CHUNKS
@@ -230,43 +228,6 @@ def test_every_row_is_looked_at(stored, tmp_path, monkeypatch):
     assert "top_n is 4" in api.verify(a, a, c, **wanted | {"top_n": 4}).reason
     assert "below the threshold" in api.verify(a, a, c, **wanted | {"threshold": 9.0}).reason
     assert "outside the mask" in api.verify(a, a, c, mask=a, **wanted).reason
-
-
-def test_rows_are_counted_while_they_are_verified(stored):
-    """First all rows of C, then those that are made again."""
-    m, seen = whole_numbers(300, 300, 6, 1), []
-    a, c = stored("A", m), stored("C", m @ m)
-    assert verify_by_recomputing(a, a, c, WHOLE, progress=lambda *step: seen.append(step)).ok
-    again = seen[-1][1] - 300
-    assert again > 190
-    assert seen[-again - 1 :] == [(300 + k, 300 + again) for k in range(again + 1)]
-
-
-def test_whole_numbers_may_have_an_epilogue(stored):
-    m = whole_numbers(90, 90, 6, 1, "int64")
-    a, c = stored("A", m), m @ m
-    epilogue = spdist.Epilogue(drop_zeros=True)
-    assert api.verify(a, a, stored("C", c), epilogue=epilogue).ok
-    c.data[7] += 1
-    assert "computed again it is" in api.verify(a, a, stored("D", c), epilogue=epilogue).reason
-
-
-@pytest.mark.parametrize(("other", "ok"), [(0.6, True), (0.5, False)])
-def test_another_of_two_entries_may_be_kept_if_rounding_made_it_larger(stored, other, ok):
-    """0.1 + 0.2 + 0.3 is 0.6 or a little more, by the order; of equal entries the smaller column is kept."""
-    a = stored("A", sp.csr_matrix([[other, 0.1, 0.2, 0.3]]))
-    b = stored("B", sp.csr_matrix(np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])))
-    c = stored("C", sp.csr_matrix([[other, 0.0]]))
-    assert api.verify(a, b, c, top_n=1).ok is ok
-
-
-def test_a_kept_entry_in_a_column_without_products_is_found(stored):
-    """Rounding explains no such selection, even if the value is right for the next column."""
-    a = stored("A", sp.csr_matrix([[5.0, 4.0, 3.0]]))
-    b = stored("B", sp.csr_matrix(np.eye(5)[[0, 2, 4]]))
-    assert api.verify(a, b, stored("C", sp.csr_matrix([[5.0, 0.0, 4.0, 0.0, 0.0]])), top_n=2).ok
-    found = api.verify(a, b, stored("D", sp.csr_matrix([[5.0, 4.0, 0.0, 0.0, 0.0]])), top_n=2)
-    assert "row 0, column 1: this entry of C should not be there" in found.reason
 
 
 def test_rounding_of_partial_sums_passes(stored, tmp_path, scheduler):

@@ -63,12 +63,11 @@ def describe(file: Any, settings: Settings) -> Description:
 
 def _dense(file: Any, inner: str, item: Any) -> Array:
     """Return a dense array; refuse what is something else."""
-    if item is None:  # a column of a table holds an array before AnnData 0.7
-        path, _, column = inner.rpartition("/")
-        table = find(file, path) if path else None
-        dtype = table.dtype if isinstance(table, h5py.Dataset) else None
-        if dtype is not None and column in (dtype.names or ()) and len(dtype[column].shape) == 1:
-            return _column(inner, table, column)
+    path, _, column = inner.rpartition("/")
+    table = find(file, path) if path else None
+    dtype = table.dtype if isinstance(table, h5py.Dataset) else None  # a column of it is an array before AnnData 0.7
+    if dtype is not None and column in (dtype.names or ()) and len(dtype[column].shape) == 1:
+        return _column(inner, table, column)
     if isinstance(item, h5py.Dataset) and item.shape is not None and len(item.shape) == 2 and not item.dtype.names:
         return stored(inner, item, 2)
     what = f"there is no matrix {inner}"

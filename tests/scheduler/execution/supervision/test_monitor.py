@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +96,25 @@ def test_what_is_in_flight_when_nothing_finishes(caplog, processing, where):
 def test_what_is_waited_for_before_the_first_block(caplog):
     with Monitor(fake_client(), "job", QUICK) as monitor, monitor.waiting_for("the plan"):
         assert wait_for_lines(caplog, 1)[0] == "waiting for the plan for 0 s"
+
+
+def test_connections_are_tried_when_nothing_finishes(monkeypatch):
+    tried = threading.Event()
+    monkeypatch.setattr(monitors, "repair_streams", lambda client, fetching: tried.set())
+    with Monitor(fake_client(), "job", replace(QUICK, repair_seconds=0.3)):
+        assert tried.wait(20)
+
+
+def test_of_a_lost_worker_the_blocks_are_counted(caplog):
+    client, handlers = fake_client(), {}
+    client.subscribe_topic = handlers.__setitem__
+    with Monitor(client, "job") as monitor:
+        monitor.note(InFlight(7, 2, held={"tcp://w:1": 2}))
+        for worker in ("tcp://w:1", "tcp://w:2"):
+            handlers[monitors.WORKER_EVENTS]((0.0, {"action": "remove-worker", "worker": worker}))
+    assert own_lines(caplog) == [
+        "worker tcp://w:1 was lost: its 2 blocks are computed again", "worker tcp://w:2 was lost: it held no block",
+    ]  # fmt: skip
 
 
 def test_a_run_without_workers_says_so_and_goes_on_when_they_come(stored, tmp_path, caplog, quick):
