@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spdist.errors import InputError, install
+from spdist.foundation.cpus import count_cpus
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -35,6 +36,8 @@ USUAL_KEPT = 32 << 20
 """Bytes of the arrays that glibc keeps at most when it adjusts the threshold by itself."""
 ARENAS = 2
 """Arenas of the allocator, as in `deploy/dask.yaml`; each keeps freed memory of its own."""
+ARENA_LIMIT = 64 << 20
+"""Bytes of memory limit for each CPU below which the memory that all arenas keep would matter."""
 _STATUS = Path("/proc/self/status")
 
 
@@ -76,8 +79,10 @@ def keep_small_arrays(memory_limit: int) -> None:
 def small_arrays_kept(memory_limit: int) -> Iterator[None]:
     """Keep small arrays as a worker does, in the caller's process; return what is free first.
 
-    The arenas stay: many threads of one process would wait for each other's.
+    Arenas become few only where the limit is small, and stay so: with few, threads wait for each other.
     """
+    if memory_limit < ARENA_LIMIT * count_cpus():
+        _set_allocator({ARENA_MAX: ARENAS})
     _keep_arrays(_most_kept(memory_limit))
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
