@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import traceback
 import warnings
 from pathlib import Path
@@ -22,6 +23,8 @@ FOLDERS = {"dask": "~/.config/dask", "distributed": "~/.config/dask", "fsspec": 
 """Files and folders of settings that a module reads."""
 SHOWN, VALUE = "NUMBA_", 60
 """How variables begin whose values a message shows, as none is a secret, and characters of a value that it shows."""
+HARMLESS = r"NUMBA_NUM_THREADS=[1-9]\d{0,3}|NUMBA_CACHE_DIR=.*"
+"""Settings of Numba that are right as they stand; Dask leaves the first in the environment of who starts workers."""
 SHOW = "SPDIST_TRACEBACK"
 """The variable that asks for tracebacks."""
 
@@ -50,6 +53,9 @@ def check_numba() -> None:
     ------
     InputError
     """
+    lines = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(PREFIXES["numba"])]
+    if all(re.fullmatch(HARMLESS, line) for line in lines) and not Path(FOLDERS["numba"]).exists():
+        return
     found = _settings({"numba"})
     if not found:
         return
