@@ -256,8 +256,9 @@ def test_the_plan_knows_that_it_is_half(stored, kind, limit):
     whole, half = (api.plan(a, a, memory_limit=limit, triangle=triangle) for triangle in (None, "upper"))
     made, c = cpu.multiply(from_scipy(m != 0), from_scipy(m != 0), spec=ProductSpec(SEMIRINGS["plus_pair"])), m @ m
     assert whole.expansion == made.data.sum()
-    assert half.expansion == pytest.approx(upper(made).data.sum(), rel=0.1 if limit == "1GiB" else 0.15)
-    assert half.c.nnz == pytest.approx(sp.triu(c).nnz, rel=0.1)
+    within = 0.1 if limit == "1GiB" else 0.2  # a small limit allows a small sample
+    assert half.expansion == pytest.approx(upper(made).data.sum(), rel=within)
+    assert half.c.nnz == pytest.approx(sp.triu(c).nnz, rel=within)
     assert half.projected_memory <= 0.9 * half.memory_limit
     assert not half.counted
     if limit == "48MiB" and kind == "random":
