@@ -25,8 +25,8 @@ NICE_VARIABLE = "SPDIST_NICE"
 """Environment variable: by how much a worker lowers its priority (`os.nice`)."""
 COPY_BYTES, COPIES = 16 << 20, 3
 """To measure one core's copy rate: bytes of a copy, more than its caches hold, and the number of copies."""
-KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 32, 128 << 10, 4 << 20
-"""The allocator keeps arrays below ``memory_limit // KEPT_SHARE`` bytes for reuse, within these bounds in bytes.
+KEPT_FROM, KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 16 << 20, 32, 128 << 10, 4 << 20
+"""The allocator keeps arrays below ``(memory_limit - KEPT_FROM) // KEPT_SHARE`` bytes for reuse, within the bounds.
 
 Fresh pages cost several times as much to touch as used ones, but memory that is kept may never go back to the system.
 Workers start with the upper bound."""
@@ -94,7 +94,7 @@ def small_arrays_kept(memory_limit: int) -> Iterator[None]:
 
 def _most_kept(memory_limit: int) -> int:
     """Return the bytes of the largest arrays that are kept."""
-    return min(max(memory_limit // KEPT_SHARE, KEPT_LEAST), KEPT_MOST)
+    return min(max((memory_limit - KEPT_FROM) // KEPT_SHARE, KEPT_LEAST), KEPT_MOST)
 
 
 def _keep_arrays(most: int) -> None:
