@@ -185,6 +185,7 @@ class Workplace:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONDONTWRITEBYTECODE": "1",  # a mutant of the same second and size would be taken for the source
         }
         environment["TMPDIR"] = str(self.folder / ".tmp")
         (self.folder / ".tmp").mkdir(exist_ok=True)

@@ -23,7 +23,10 @@ from tests.test_cli import wait_for
 def cluster():
     """Return a cluster of processes with keys, as a user starts it."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(security=Security.temporary(), protocol="tls", **options) as cluster:
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": True}),  # Dask's default; other tests set spdist's
+        LocalCluster(security=Security.temporary(), protocol="tls", **options) as cluster,
+    ):
         yield cluster
 
 
