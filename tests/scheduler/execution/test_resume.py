@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 import spdist
 from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
-from spdist.scheduler.execution import stages
+from spdist.scheduler.execution import journal, stages
 from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.execution.unfinished import Checkpoint, read_journal
 from spdist.storage import groups, locations, notes
@@ -129,9 +130,9 @@ def test_killed_when_the_transpose_is_whole(products, tmp_path, scheduler, when,
 
 
 def tune(patch: pytest.MonkeyPatch) -> None:
-    """Let C have several Zarr chunks, and say after each block what of it is durable."""
+    """Let C have several Zarr chunks, and say after each block what of it is durable, however long that takes."""
     patch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
-    patch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
+    patch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0, share=1e9))
 
 
 @pytest.fixture(scope="module")
@@ -139,17 +140,17 @@ def stopped(tmp_path_factory, scheduler):
     """Return A, the options of a product, and a folder with its C, stopped in the middle, and an undisturbed one."""
     folder, options = tmp_path_factory.mktemp("stopped"), {"grid": (30, 1, 1), "scheduler": scheduler}
     a = api.save(tmp_path_factory.mktemp("operand") / "A.zarr", random_matrix(900, 900, 12, 3))
-    preprocess = stages.preprocess
+    write = journal.Journal.write
 
-    def stop_late(context, task, *rest):
-        if task.start > 600:
-            raise OSError(5, "the disk is gone")
-        return preprocess(context, task, *rest)
+    def stop_late(self):
+        write(self)
+        if self.checkpoint.row > 600:
+            raise SpdistError("the disk is gone")
 
     with pytest.MonkeyPatch.context() as patch:
         tune(patch)
         api.multiply(a, a, folder / "R.zarr", **options)
-        patch.setitem(stages.STAGES, "preprocess", stop_late)
+        patch.setattr(journal.Journal, "write", stop_late)
         with pytest.raises(SpdistError, match="the disk is gone"):
             api.multiply(a, a, folder / "C.zarr", **options)
     return a, options, folder
@@ -340,10 +341,6 @@ def test_progress_counts_each_block_once(stored, tmp_path, scheduler, monkeypatc
 
 
 def test_the_journal_is_written_less_often_when_it_takes_long(stored, tmp_path, scheduler, monkeypatch):
-    import time
-
-    from spdist.scheduler.execution import journal
-
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
     a, write, writes = stored("A", random_matrix(900, 900, 12, 3)), journal.Journal.write, []
