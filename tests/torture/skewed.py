@@ -1,6 +1,7 @@
 """Products of skewed matrices at random limits: their memory, by their own report and measured from outside.
 
-A process that multiplies itself makes a small product first, which loads everything: what it holds then is its base.
+A process that multiplies itself makes a small product and starts a cluster first, which load everything: what it holds
+then is its base.
 The base of workers is the peak of workers that made a small product. Run as a module, this file is such a process.
 """
 
@@ -274,11 +275,14 @@ class _PeakSampler(threading.Thread):
 
 
 def main(folder: Path, small: list[str], real: list[str]) -> Any:
-    """Make the small product, note the base, and make the other one."""
+    """Make the small product, start a cluster in this process, note the base, and make the other product."""
     from spdist.cli import main as cli
+    from spdist.scheduler.execution.clients.local_cluster import started
 
     with redirect_stdout(io.StringIO()):
         assert not cli(small), small
+    with started(1, "numba", MIB, processes=False):  # a longer product than the small one has Dask's scheduler
+        pass
     ctypes.CDLL(None).malloc_trim(0)
     (folder / "base").write_text(str(memory("VmRSS")))
     Path("/proc/self/clear_refs").write_text("5")

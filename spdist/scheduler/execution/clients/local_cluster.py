@@ -53,6 +53,7 @@ SETTINGS = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
+    "distributed.worker.profile.enabled": False,  # it keeps megabytes of lines of code, none of them of kernels
     "distributed.admin.low-level-log-length": 100,
     # The allocator keeps arrays below 4 MiB for reuse: reading a block into fresh small pages costs four times as much
     # as into used ones. Longer arrays get huge pages, which are cheap to touch, and go straight back to the system.
