@@ -109,12 +109,8 @@ class VerificationError(SpdistError):
 def one_line(text: object, most: int = 300) -> str:
     r"""Return text for an error message: one line, characters that do not print escaped, the middle of long text cut.
 
-    Parameters
-    ----------
-    text : object
-        Text or an exception, perhaps with content of a damaged file in it.
-    most : int
-        Characters of the result at most.
+    `text`: text or an exception, perhaps with content of a damaged file in it.
+    `most`: characters of the result at most.
 
     Examples
     --------

@@ -224,16 +224,10 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 class _Similarities:
     """The similarities of rows of A and rows of B, as far as they are among the largest of a row.
 
-    Parameters
-    ----------
-    a, b : csr_array or StoredMatrix
-        Both in memory or both stored.
-    is_self : bool
-        Whether row i of A is row i of B, and its own nearest neighbour.
-    is_cosine : bool
-        Whether rows count by their directions alone.
-    folder : str
-        Where the graph of stored rows is written.
+    `a, b`: both in memory or both stored.
+    `is_self`: whether row i of A is row i of B, and its own nearest neighbour.
+    `is_cosine`: whether rows count by their directions alone.
+    `folder`: where the graph of stored rows is written.
     """
 
     def __init__(self, a: Any, b: Any, is_self: bool, is_cosine: bool, folder: str) -> None:
@@ -247,10 +241,7 @@ class _Similarities:
     ) -> tuple[Any, Any]:
         """Return the columns of the largest similarities of each row, from the largest on, and the similarities.
 
-        Returns
-        -------
-        columns, values : (nrows, count)
-            Columns are -1 where there are fewer.
+        Returns `columns, values`: (nrows, count): columns are -1 where there are fewer.
         """
         least = threshold if threshold is not None else float(np.finfo(self.a.dtype).tiny)
         options = {"epilogue": self.epilogue, "top_n": count, "threshold": least, **engine}

@@ -32,15 +32,8 @@ def in_notebook() -> bool:
 def shown(callbacks: Callbacks | None) -> Iterator[Callbacks]:
     """Show a product's progress in a notebook, unless the caller has callbacks of his own.
 
-    Parameters
-    ----------
-    callbacks : Callbacks, optional
-        The caller's.
-
-    Yields
-    ------
-    Callbacks
-        The caller's, or those of a progress bar, or none outside of notebooks.
+    `callbacks`: the caller's.
+    Yields the caller's, or those of a progress bar, or none outside of notebooks.
     """
     from spdist.jobs.report import Callbacks
 

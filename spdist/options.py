@@ -42,19 +42,6 @@ class ProductOptions:
     """How C is computed from A and B, as the user wrote it: names not looked up, matrices not opened.
 
     `spdist.spgemm` and `spdist.multiply` explain each field.
-
-    Attributes
-    ----------
-    semiring : str or Semiring
-    mask : sparse matrix or array, path, URL or StoredMatrix, optional
-    complement : bool
-    triangle : {"upper"}, optional
-    epilogue : Epilogue, optional
-    threshold : float, optional
-    top_n : int, optional
-    axis : {1, 0}
-    sort : bool
-    transpose_a, transpose_b : bool
     """
 
     semiring: str | Semiring = "plus_times"
@@ -72,10 +59,7 @@ class ProductOptions:
     def row_spec(self) -> ProductSpec:
         """Return what kernels do to each row, without the mask, which the caller opens or converts.
 
-        Raises
-        ------
-        InputError
-            If an option is wrong in itself.
+        Raises `InputError` if an option is wrong in itself.
         """
         from spdist.kernels.product_spec import ProductSpec
         from spdist.kernels.semirings import find
@@ -95,46 +79,24 @@ class ExecutionOptions:
     """Where and within which limits a product runs, as the user wrote it.
 
     `spdist.multiply` explains each field.
-
-    Attributes
-    ----------
-    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
-    memory_limit, host_limit : int or str, optional
-        Bytes, or a text such as ``"512MiB"``.
-    grid : (int, int, int), optional
-        Numbers of row, inner and column blocks.
-    workers : int, optional
-    scheduler : str, distributed.Client or cluster, optional
-        A running Dask scheduler.
-    security : distributed.Security, optional
-        Keys for that scheduler.
     """
 
     engine: Engine = "auto"
+    # bytes, or a text such as ``"512MiB"``
     memory_limit: Bytes | None = None
     host_limit: Bytes | None = None
-    grid: tuple[int, int, int] | None = None
+    grid: tuple[int, int, int] | None = None  # (int, int, int), optional: numbers of row, inner and column blocks
     workers: int | None = None
-    scheduler: str | Client | Cluster | None = None
-    security: Security | None = None
+    scheduler: str | Client | Cluster | None = None  # A running Dask scheduler
+    security: Security | None = None  # keys for that scheduler
 
     def check_engine(self) -> None:
-        """Refuse an engine that does not exist.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse an engine that does not exist."""
         if self.engine not in ENGINES:
             raise InputError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
 
     def check(self) -> None:
-        """Refuse an engine that does not exist, and numbers of workers or blocks that are none.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse an engine that does not exist, and numbers of workers or blocks that are none."""
         check_count("workers", self.workers, "this process alone, or one per GPU")
         most = max(64, 8 * count_cpus())
         if self.workers is not None and self.workers > most:
@@ -155,11 +117,6 @@ class OutputOptions:
     """Treatment of an existing C, verification, and the files for timings and the report.
 
     `spdist.multiply` explains each field.
-
-    Attributes
-    ----------
-    resume, overwrite, steal, names, check : bool
-    record, report : str or Path, optional
     """
 
     resume: bool = False
@@ -176,20 +133,12 @@ class InMemoryOptions:
     """How matrices in memory are multiplied.
 
     `spdist.spgemm` explains each field.
-
-    Attributes
-    ----------
-    method : str
-    threads : int, optional
-    deterministic : bool
-    memory_limit : int, optional
-        Bytes of GPU memory.
     """
 
     method: str = "auto"
     threads: int | None = None
     deterministic: bool = False
-    memory_limit: int | None = None
+    memory_limit: int | None = None  # bytes of GPU memory
 
     @property
     def thread_count(self) -> int:
@@ -361,15 +310,8 @@ def _resolved(annotation: Any, keywords: type) -> Any:
 def lists(keywords: type) -> Callable[[Function], Function]:
     """Decorate a function of ``**keywords`` so that `inspect.signature` and `help` list each keyword.
 
-    Parameters
-    ----------
-    keywords : type
-        The ``TypedDict`` that the function unpacks.
-
-    Returns
-    -------
-    callable
-        A decorator that sets the function's ``__signature__``.
+    `keywords`: the ``TypedDict`` that the function unpacks.
+    Returns A decorator that sets the function's ``__signature__``.
 
     Examples
     --------
@@ -400,17 +342,9 @@ def lists(keywords: type) -> Callable[[Function], Function]:
 def select(keywords: Mapping[str, object], kind: type[One]) -> One:
     """Return the keywords that a ``TypedDict`` names.
 
-    Parameters
-    ----------
-    keywords : mapping
-        Keywords of a call.
-    kind : type
-        A ``TypedDict``.
-
-    Returns
-    -------
-    kind
-        The keywords that `kind` declares; other keywords are left out.
+    `keywords`: keywords of a call.
+    `kind`: A ``TypedDict``.
+    Returns the keywords that `kind` declares; other keywords are left out.
 
     Examples
     --------
@@ -435,24 +369,11 @@ def options_of(
 def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, *kinds: Any) -> Any:
     """Return values made from the keywords of a call; each takes those that name its fields.
 
-    Parameters
-    ----------
-    function : callable
-        The function that was called; its signature says which keywords there are.
-    keywords : mapping
-        The keywords of the call.
-    *kinds : type
-        Dataclasses.
-
-    Returns
-    -------
-    tuple
-        A value of each dataclass.
-
-    Raises
-    ------
-    TypeError
-        If the function has no such keyword; names the nearest one.
+    `function`: the function that was called; its signature says which keywords there are.
+    `keywords`: the keywords of the call.
+    `*kinds`: dataclasses.
+    Returns A value of each dataclass.
+    Raises `TypeError` if the function has no such keyword; names the nearest one.
 
     Examples
     --------

@@ -102,25 +102,10 @@ def multiply_chain(
 ) -> Any:
     """Multiply several matrices; `multi_matmul` describes it.
 
-    Parameters
-    ----------
-    matrices : sequence of scipy.sparse matrices or arrays; or of paths, URLs or StoredMatrix
-    out : str or Path or None
-        Where to store the product; None for matrices in memory.
-    execution : ExecutionOptions
-    output : OutputOptions
-    in_memory_share : float
-        See `IN_MEMORY_SHARE`.
-
-    Returns
-    -------
-    scipy.sparse matrix or array, or StoredMatrix
-        As `multi_matmul`.
-
-    Raises
-    ------
-    InputError, SpdistError
-        As `multi_matmul`.
+    `out`: where to store the product; None for matrices in memory.
+    `in_memory_share`: see `IN_MEMORY_SHARE`.
+    Returns as `multi_matmul`.
+    Raises `InputError, SpdistError` As `multi_matmul`.
     """
     if len(matrices) < 2:
         raise InputError(f"a chain of {counted(len(matrices), 'matrix')}: pass two at least")

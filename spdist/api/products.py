@@ -367,22 +367,11 @@ def reduce(
 def info(matrix: MatrixLike) -> dict[str, Any]:
     """Describe a stored matrix.
 
-    Parameters
-    ----------
-    matrix : path, URL or StoredMatrix
-
-    Returns
-    -------
-    dict
-        ``shape``, ``dtype``, ``nnz``; of a block matrix ``blocks`` and ``block_size``; ``rows`` with min, mean and max
-        entries of a row and the number of empty rows, of a block matrix in blocks; ``row_names`` and ``column_names``:
-        whether they have names; ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with its
-        durable part; ``provenance``.
-
-    Raises
-    ------
-    MatrixError
-        If it is not a matrix.
+    Returns ``shape``, ``dtype``, ``nnz``; of a block matrix ``blocks`` and ``block_size``; ``rows`` with min, mean and
+    max entries of a row and the number of empty rows, of a block matrix in blocks; ``row_names`` and ``column_names``:
+    whether they have names; ``bytes`` in memory and as stored; ``state``: ``complete``, or ``unfinished`` with its
+    durable part; ``provenance``.
+    Raises `MatrixError` if it is not a matrix.
 
     Examples
     --------

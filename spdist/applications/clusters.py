@@ -92,12 +92,8 @@ class Clustering:
 def strongest(start: int, rows: CSR) -> CSR:
     """Return the entries of walks that stand still which say where a vertex belongs.
 
-    Parameters
-    ----------
-    start : int
-        Number of the first row.
-    rows : CSR
-        No row is empty.
+    `start`: number of the first row.
+    `rows`: no row is empty.
     """
     number = numbers_of(rows)
     own = np.zeros(rows.nrows)
@@ -118,10 +114,7 @@ def labels_of(m: Any) -> Int64Array:
     Attractors, vertices whose walk stays with them, belong together if a walk leads from one to the other. Every other
     vertex belongs to the attractors that its walk leads to; of several clusters, to the one with most attractors.
 
-    Parameters
-    ----------
-    m : (n, n) csr_array
-        The entries that `strongest` returns.
+    `m`: (n, n) csr_array: the entries that `strongest` returns.
     """
     n = m.shape[0]
     attractor = m.diagonal() > 0
@@ -156,11 +149,7 @@ def _by_size(labels: Int64Array) -> Int64Array:
 def joined(blocks: Iterable[CSR], n: int) -> Any:
     """Return blocks of rows as one csr_array.
 
-    Parameters
-    ----------
-    blocks : iterable of CSR
-    n : int
-        Rows and columns of the result if there are no blocks.
+    `n`: rows and columns of the result if there are no blocks.
     """
     parts = [block.to_scipy() for block in blocks]
     return sp.csr_array(sp.vstack(parts, format="csr")) if parts else sp.csr_array((n, n), dtype=np.float32)

@@ -25,17 +25,9 @@ from spdist.storage.targets.processes import name_of_writer, writer_lives
 def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
     """Return the format of an operand that is a file; None if it is a matrix, in memory or stored.
 
-    Parameters
-    ----------
-    operand : matrix, path or URL
-        ``"-"`` is standard input. A local file is always imported; of other places the ending decides.
-    keywords : mapping
-        Of the call; the names of `FileKeywords` say how to read a file.
-
-    Raises
-    ------
-    InputError
-        If the format of a file is not known, or a matrix should be read as a file.
+    `operand`: ``"-"`` is standard input. A local file is always imported; of other places the ending decides.
+    `keywords`: of the call; the names of `FileKeywords` say how to read a file.
+    Raises `InputError` if the format of a file is not known, or a matrix should be read as a file.
     """
     read = select(keywords, FileKeywords)
     how = {name: value for name, value in read.items() if value != FILE_DEFAULTS[name]}
@@ -63,20 +55,10 @@ def imported(
 ) -> Iterator[Any]:
     """Yield an operand; if it is a file, the matrix that it is imported to, with names of vertices where it has any.
 
-    Parameters
-    ----------
-    operand : matrix, path or URL
-    place : context manager
-        Gives the place of the matrix, which is removed in the end; entered only for a file.
-    keywords : mapping
-        Of the call; the names of `FileKeywords` say how to read a file.
-    duplicates : {"sum", "max", "min", "first"}
-        How several edges from one vertex to another are combined.
-
-    Raises
-    ------
-    SpdistError
-        Names the file, not the matrix that it was imported to.
+    `place`: gives the place of the matrix, which is removed in the end; entered only for a file.
+    `keywords`: of the call; the names of `FileKeywords` say how to read a file.
+    `duplicates`: how several edges from one vertex to another are combined.
+    Raises `SpdistError` Names the file, not the matrix that it was imported to.
     """
     kind = file_format(operand, keywords)
     if kind is None:
@@ -104,17 +86,8 @@ def beside(out: str | Path | None, what: str, keywords: TaskKeywords) -> Iterato
     Workers see the matrix there, and a disk with room for the result has room for it. A resumed run imports the file
     again, to a matrix of the same fingerprint.
 
-    Parameters
-    ----------
-    out : str, Path or None
-    what : str
-        The result, as the message names it.
-    keywords : TaskKeywords
-
-    Raises
-    ------
-    InputError
-        If the result has no place, or may not be written there.
+    `what`: the result, as the message names it.
+    Raises `InputError` if the result has no place, or may not be written there.
     """
     if out is None:
         raise InputError(f"the {what} of a file are stored: say where, with out='C.zarr'")
@@ -147,10 +120,7 @@ def in_folder(folder: str | Path | None = None) -> Iterator[str]:
 def _make_folder(place: Path, mode: int) -> None:
     """Make a folder.
 
-    Raises
-    ------
-    InputError
-        If the system refuses.
+    Raises `InputError` if the system refuses.
     """
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -32,23 +32,12 @@ NEEDED = "finite weights of 0 and more"
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph whose weights are known to be sound.
-
-    Attributes
-    ----------
-    vertices : int
-    names : list of str or None
-        Of the vertices, if they have any.
-    edges : Entries or None
-        In memory; several of one place are not summed: the heaviest counts.
-    matrix : StoredMatrix or None
-        If edges are not in memory.
-    """
+    """A graph whose weights are known to be sound."""
 
     vertices: int
-    names: Sequence[str] | None
-    edges: Entries | None = None
-    matrix: StoredMatrix | None = None
+    names: Sequence[str] | None  # of the vertices, if they have any
+    edges: Entries | None = None  # in memory; several of one place are not summed: the heaviest counts
+    matrix: StoredMatrix | None = None  # if edges are not in memory
 
 
 def load_graph(
@@ -57,22 +46,10 @@ def load_graph(
 ) -> Graph:  # fmt: skip
     """Return a graph, in memory if walks on it cannot outgrow the limit, or if it was there.
 
-    Parameters
-    ----------
-    graph : matrix, or path of a file
-    labels : str or Path, optional
-        File of the names of a matrix' vertices; by default the names of its rows.
-    pruning : Pruning
-    execution : ExecutionOptions
-    keywords : TaskKeywords
-        Of the call; the names of `FileKeywords` say how to read a file.
-    stack : ExitStack
-        Removes the matrix of a file.
-
-    Raises
-    ------
-    InputError, MatrixError
-        If it is no graph; names what is wrong.
+    `labels`: file of the names of a matrix' vertices; by default the names of its rows.
+    `keywords`: of the call; the names of `FileKeywords` say how to read a file.
+    `stack`: removes the matrix of a file.
+    Raises `InputError, MatrixError` if it is no graph; names what is wrong.
     """
     kind = file_format(graph, keywords)
     if kind is not None and kind.takes == EDGE_OPTIONS:

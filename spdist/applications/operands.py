@@ -29,20 +29,8 @@ PART_ENTRIES = 1 << 20
 def opened(matrix: Any, what: str) -> Any:
     """Return a matrix as SciPy's `csr_array` if it is in memory, opened and known to be sound if it is stored.
 
-    Parameters
-    ----------
-    matrix : scipy.sparse matrix or array; or path, URL or StoredMatrix
-    what : str
-        What reads it, for messages.
-
-    Returns
-    -------
-    csr_array or StoredMatrix
-
-    Raises
-    ------
-    InputError
-        If it is no matrix, or stored in dense blocks.
+    `what`: what reads it, for messages.
+    Raises `InputError` if it is no matrix, or stored in dense blocks.
     """
     if are_in_memory(matrix, matrix, None):
         return from_scipy(sp.csr_array(matrix)).to_scipy()
@@ -52,12 +40,7 @@ def opened(matrix: Any, what: str) -> Any:
 
 
 def parts(m: Any) -> Iterator[tuple[int, CSR]]:
-    """Yield the first row and the rows of parts of a matrix, in order.
-
-    Parameters
-    ----------
-    m : csr_array or StoredMatrix
-    """
+    """Yield the first row and the rows of parts of a matrix, in order."""
     if not isinstance(m, StoredMatrix):
         yield 0, from_scipy(m)
         return
@@ -71,12 +54,7 @@ def name_of(m: Any) -> str:
 
 
 def check_square(m: Any) -> None:
-    """Refuse a matrix that is not square, or empty.
-
-    Raises
-    ------
-    MatrixError
-    """
+    """Refuse a matrix that is not square, or empty."""
     nrows, ncols = m.shape
     if not nrows and not ncols:
         raise MatrixError(f"{name_of(m)} is empty (0 x 0); a graph has at least one vertex: name another")
@@ -90,18 +68,9 @@ def check_square(m: Any) -> None:
 def check_values(m: Any, fit: Callable[[Any], Any], needed: str) -> None:
     """Refuse a matrix that holds a value that does not fit; rows are read some at a time.
 
-    Parameters
-    ----------
-    m : csr_array or StoredMatrix
-    fit : callable
-        Takes an array of values; returns a bool for each.
-    needed : str
-        The values that fit, in words.
-
-    Raises
-    ------
-    MatrixError
-        If a value does not fit, or values are complex.
+    `fit`: takes an array of values; returns a bool for each.
+    `needed`: the values that fit, in words.
+    Raises `MatrixError` if a value does not fit, or values are complex.
     """
     if m.dtype.kind == "c":
         raise MatrixError(f"{name_of(m)} holds {m.dtype}; {needed} are needed: convert it")
@@ -124,18 +93,9 @@ def _shown(m: Any, number: int, axis: Literal["row", "column"]) -> str:
 def place_of_result(out: str | Path | None, m: Any, what: str) -> str:
     """Return where a result goes, normalised; empty if it stays in memory.
 
-    Parameters
-    ----------
-    out : str, Path or None
-    m : matrix
-        The operand.
-    what : str
-        The result, as the message names it.
-
-    Raises
-    ------
-    InputError
-        If the result of a stored matrix has no place.
+    `m`: the operand.
+    `what`: the result, as the message names it.
+    Raises `InputError` if the result of a stored matrix has no place.
     """
     if out is not None:
         return locations.normalise(out)
@@ -161,22 +121,10 @@ def copy_of(
 ) -> StoredMatrix:
     """Store a matrix with each of its rows changed, some rows at a time.
 
-    Parameters
-    ----------
-    m : StoredMatrix
-    place : str
-        Where; nothing may be there.
-    change : callable
-        Takes the number of the first row, and rows; returns as many rows, canonical, of `dtype`.
-    dtype : dtype
-    names : bool
-        Whether the copy has the names of the matrix.
-    **facts : str
-        Kept with the copy.
-
-    Returns
-    -------
-    StoredMatrix
+    `place`: where; nothing may be there.
+    `change`: takes the number of the first row, and rows; returns as many rows, canonical, of `dtype`.
+    `names`: whether the copy has the names of the matrix.
+    `**facts`: kept with the copy.
     """
     carried = names_for(place, m.names) if names else NO_NAMES
     writer = MatrixWriter(place, m.ncols, dtype, dict(facts), carried)
@@ -189,16 +137,8 @@ def copy_of(
 def scratch(target: str, *names: str) -> Iterator[list[str]]:
     """Give places beside a result for matrices on the way to it, and remove these matrices in the end.
 
-    Parameters
-    ----------
-    target : str
-        Normalised and held. What dead runs left there is removed, but for an unfinished result.
-    *names : str
-
-    Yields
-    ------
-    list of str
-        A place for each name.
+    `target`: normalised and held. What dead runs left there is removed, but for an unfinished result.
+    Yields A place for each name.
     """
     remove_useless_remains(target)
     places = [f"{target}.spdist-{name}" for name in names]

@@ -26,25 +26,12 @@ def multiply_pairs(
 ) -> Any:  # fmt: skip
     """Multiply a matrix by its transpose, except for the diagonal.
 
-    Parameters
-    ----------
-    matrix : csr_array or StoredMatrix
-    place : str
-        Where C goes, normalised; empty if it stays in memory.
-    options : dict
-        Of the product: semiring, epilogue, threshold, top-n, triangle.
-    keywords : ApplicationKeywords
-    by_columns : bool
-        Whether pairs are of columns, ``A.T @ A``, and not of rows, ``A @ A.T``.
-    change : (callable, dtype), optional
-        Changes rows before they are multiplied, to values of this dtype.
-    check, callbacks
-        As in `multiply`.
-
-    Returns
-    -------
-    csr_array or Report
-        In memory if the matrix is; the report of a stored C.
+    `place`: where C goes, normalised; empty if it stays in memory.
+    `options`: of the product: semiring, epilogue, threshold, top-n, triangle.
+    `by_columns`: whether pairs are of columns, ``A.T @ A``, and not of rows, ``A @ A.T``.
+    `change`: (callable, dtype), optional: changes rows before they are multiplied, to values of this dtype.
+    `check, callbacks`: as in `multiply`.
+    Returns in memory if the matrix is; the report of a stored C.
     """
     count = int(matrix.shape[1 if by_columns else 0])
     check_axes(place, (count, count))

@@ -52,10 +52,7 @@ def sums_of(rows: CSR) -> Any:
 def filtered(rows: CSR, keep: Any) -> CSR:
     """Return rows with some of their entries.
 
-    Parameters
-    ----------
-    rows : CSR
-    keep : (nnz,) bool
+    `keep`: (nnz,) bool.
     """
     xp = module_of(rows)
     before = xp.zeros(rows.nnz + 1, rows.indptr.dtype)
@@ -66,11 +63,7 @@ def filtered(rows: CSR, keep: Any) -> CSR:
 def taken(rows: CSR, numbers: Any) -> CSR:
     """Return some rows.
 
-    Parameters
-    ----------
-    rows : CSR
-    numbers : (k,) int
-        Which, in any order.
+    `numbers`: (k,) int: which, in any order.
     """
     xp = module_of(rows)
     indptr = xp.zeros(len(numbers) + 1, rows.indptr.dtype)
@@ -84,13 +77,8 @@ def taken(rows: CSR, numbers: Any) -> CSR:
 def replaced(rows: CSR, numbers: Any, others: CSR) -> CSR:
     """Return rows, some of them replaced.
 
-    Parameters
-    ----------
-    rows : CSR
-    numbers : (k,) int64
-        Which, rising.
-    others : CSR
-        The `k` rows in place of these.
+    `numbers`: (k,) int64: which, rising.
+    `others`: the `k` rows in place of these.
     """
     xp = module_of(rows)
     stays = xp.ones(rows.nrows, np.bool_)
@@ -109,13 +97,7 @@ def replaced(rows: CSR, numbers: Any, others: CSR) -> CSR:
 
 
 def cut_rows(rows: CSR, spec: ProductSpec) -> CSR:
-    """Return rows cut by threshold and top-n, as rows of a product are; the given rows are not changed.
-
-    Parameters
-    ----------
-    rows : CSR
-    spec : ProductSpec
-    """
+    """Return rows cut by threshold and top-n, as rows of a product are; the given rows are not changed."""
     if not is_on_gpu(rows):
         return cut(CSR(rows.indptr.copy(), rows.indices.copy(), rows.data.copy(), rows.shape), spec)
     from spdist.kernels.rowwise_gpu.epilogue import finish
@@ -126,11 +108,7 @@ def cut_rows(rows: CSR, spec: ProductSpec) -> CSR:
 def inflate(rows: CSR, power: float) -> float:
     """Raise the values of each row to a power and scale the row to sum 1, in place; see either implementation.
 
-    Parameters
-    ----------
-    rows : CSR
-        On the host or the GPU.
-    power : float
+    `rows`: on the host or the GPU.
     """
     if not is_on_gpu(rows):
         return on_host.inflate(rows, power)

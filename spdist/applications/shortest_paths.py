@@ -127,10 +127,7 @@ def shortest_paths(
 def _rows_of(sources: Sequence[int | str], matrix: Any) -> list[int]:
     """Return the rows of some vertices, which are given by number or by name.
 
-    Raises
-    ------
-    InputError
-        If one is no vertex.
+    Raises `InputError` if one is no vertex.
     """
     n = matrix.shape[0]
     if isinstance(sources, str) or not len(sources) or not all(isinstance(x, int | np.integer | str) for x in sources):
@@ -246,10 +243,7 @@ def _first_rows(n: int, sources: Sequence[int], dtype: np.dtype[Any]) -> Any:
 def _are_same(p: Any, q: Any) -> bool:
     """Whether two matrices are equal but for rounding errors, which may shorten a path for many steps.
 
-    Parameters
-    ----------
-    p, q : csr_array or StoredMatrix
-        Of one shape; paths in `q` are no longer than in `p`.
+    `p, q`: of one shape; paths in `q` are no longer than in `p`.
     """
     if p.nnz != q.nnz:
         return False

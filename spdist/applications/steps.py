@@ -44,13 +44,7 @@ def held(steps: Steps, keywords: ApplicationKeywords) -> Iterator[bool]:
 
 @contextmanager
 def held_file(out: str | Path, keywords: ApplicationKeywords) -> Iterator[Path]:
-    """Hold the lock of a file's place; yield a temporary path, whose file replaces the old one at the end.
-
-    Parameters
-    ----------
-    out : str or Path
-    keywords : ApplicationKeywords
-    """
+    """Hold the lock of a file's place; yield a temporary path, whose file replaces the old one at the end."""
     target, overwrite = locations.normalise(out), keywords.get("overwrite", False)
     with _held_with_steps(target, keywords), staged_file(target, overwrite=overwrite) as place:
         yield place
@@ -86,18 +80,10 @@ def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
 
 @dataclass(frozen=True)
 class Steps:
-    """The matrices of the steps of an iteration, so that one that was stopped goes on where it was.
+    """The matrices of the steps of an iteration, so that one that was stopped goes on where it was."""
 
-    Attributes
-    ----------
-    target : str
-        The result, normalised; the matrices lie beside it.
-    identity : str
-        What the iteration depends on. Steps of another iteration are removed.
-    """
-
-    target: str
-    identity: str
+    target: str  # the result, normalised; the matrices lie beside it
+    identity: str  # what the iteration depends on. Steps of another iteration are removed.
 
     def place(self, step: int, suffix: str = "") -> str:
         """Return where the matrix of a step lies; of the first, 0, what the iteration begins with."""
@@ -106,12 +92,8 @@ class Steps:
     def begin(self, write: Callable[[str, dict[str, str]], object], *, resume: bool) -> int:
         """Make sure that the first matrix is there; return the last step that is.
 
-        Parameters
-        ----------
-        write : callable
-            Called as ``write(place, facts)``: stores the first matrix with these facts.
-        resume : bool
-            Whether to go on with the steps that are there.
+        `write`: called as ``write(place, facts)``: stores the first matrix with these facts.
+        `resume`: whether to go on with the steps that are there.
         """
         first = self.place(0)
         facts = groups.read_facts(first) if resume and locations.exists(first) else {}

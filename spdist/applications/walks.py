@@ -27,22 +27,12 @@ NEARLY_ONE = 0.99999
 
 @dataclass(frozen=True)
 class Pruning:
-    """What a step of Markov clustering keeps of each row, as mcl does.
+    """What a step of Markov clustering keeps of each row, as mcl does."""
 
-    Attributes
-    ----------
-    prune : int
-        Drop values below 1 / `prune`; 0 drops none.
-    select : int
-        Of a row that has more left keep so many, the largest; 0 keeps all.
-    recover : int
-        Where less than `recover_percent` of the row is left then, take up to so many of the largest values in again;
-        0 takes none.
-    recover_percent : float
-    """
-
-    prune: int = 10_000
-    select: int = 1_100
+    prune: int = 10_000  # drop values below 1 / `prune`; 0 drops none
+    select: int = 1_100  # of a row that has more left keep so many, the largest; 0 keeps all
+    # where less than `recover_percent` of the row is left then, take up to so many of the largest values in again; 0
+    # takes none
     recover: int = 1_400
     recover_percent: float = 90.0
 
@@ -112,12 +102,7 @@ def most_bytes(pruning: Pruning, n: int) -> int:
 def stochastic(start: int, rows: CSR, pre_inflation: float | None) -> CSR:
     """Return rows of a symmetric graph with loops, scaled to sum 1.
 
-    Parameters
-    ----------
-    start : int
-        Number of the first row.
-    rows : CSR
-    pre_inflation : float or None
+    `start`: number of the first row.
     """
     number = numbers_of(rows)
     edges = (rows.indices != number + start) & (rows.data > 0)
@@ -134,21 +119,11 @@ def stochastic(start: int, rows: CSR, pre_inflation: float | None) -> CSR:
 def finished(start: int, rows: CSR, power: float) -> tuple[CSR, float]:
     """Return the rows of the next step, and how far from standing still the walks are.
 
-    Parameters
-    ----------
-    start : int
-        Number of the first row.
-    rows : CSR
-        Rows of an expansion, cut; their values are overwritten.
-    power : float
-        The inflation.
-
-    Returns
-    -------
-    CSR
-    float
-        The largest ``(max - sum of squares) * entries`` of a row, which mcl calls chaos; 0 where each row has one
-        value, or equal ones.
+    `start`: number of the first row.
+    `rows`: rows of an expansion, cut; their values are overwritten.
+    `power`: the inflation.
+    Returns the largest ``(max - sum of squares) * entries`` of a row, which mcl calls chaos; 0 where each row has one
+    value, or equal ones.
     """
     xp = module_of(rows)
     missing = xp.flatnonzero(rows.indptr[1:] == rows.indptr[:-1])

@@ -47,21 +47,10 @@ class Walks(Protocol):
 def walks_of(edges: Entries, n: int, pre_inflation: float | None, pruning: Pruning, engine: EngineKeywords) -> Walks:
     """Return one step of a walk, where the engine multiplies.
 
-    Parameters
-    ----------
-    edges : Entries
-        Of a graph; of those between two vertices the heaviest counts.
-    n : int
-        Vertices.
-    pre_inflation : float or None
-        Power to which weights are raised first.
-    pruning : Pruning
-    engine : EngineKeywords
-
-    Returns
-    -------
-    Walks
-        On a GPU if the engine is "cuda" and its memory holds them whatever they become.
+    `edges`: of a graph; of those between two vertices the heaviest counts.
+    `n`: vertices.
+    `pre_inflation`: power to which weights are raised first.
+    Returns on a GPU if the engine is "cuda" and its memory holds them whatever they become.
     """
     if fit_on_gpu(n, len(edges.rows), pruning, engine):
         return GpuWalks(first_walks_on_gpu(edges, n, pre_inflation), pruning, _gpu_limit(engine))
@@ -71,10 +60,7 @@ def walks_of(edges: Entries, n: int, pre_inflation: float | None, pruning: Pruni
 def fit_on_gpu(n: int, edges: int, pruning: Pruning, engine: EngineKeywords) -> bool:
     """Whether the engine is one of GPUs, and walks cannot outgrow half of the current one's memory.
 
-    Raises
-    ------
-    InputError
-        If there is no GPU.
+    Raises `InputError` if there is no GPU.
     """
     if engine.get("engine") != "cuda":
         return False
@@ -95,20 +81,11 @@ def _gpu_limit(engine: EngineKeywords) -> int:
 def first_walks(edges: Entries, n: int, pre_inflation: float | None) -> CSR:
     """Return one step of a walk.
 
-    Parameters
-    ----------
-    edges : Entries
-        None of negative weight.
-    n : int
-        Vertices.
-    pre_inflation : float or None
-        Power to which weights are raised first.
-
-    Returns
-    -------
-    CSR
-        The graph made symmetric by the larger weight, with a loop at each vertex as heavy as its heaviest edge; rows
-        sum to 1.
+    `edges`: none of negative weight.
+    `n`: vertices.
+    `pre_inflation`: power to which weights are raised first.
+    Returns the graph made symmetric by the larger weight, with a loop at each vertex as heavy as its heaviest edge;
+    rows sum to 1.
     """
     rows, columns, weights = sort_entries(edges, n, "max")
     m = sp.csr_array((weights, (rows, columns)), shape=(n, n))

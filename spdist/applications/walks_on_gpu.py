@@ -57,13 +57,8 @@ def _largest(places: Any, values: Any) -> tuple[Any, Any]:
 class GpuWalks:
     """Walks that stay on a GPU: each step multiplies and cuts blocks of rows there.
 
-    Parameters
-    ----------
-    rows : CSR
-        Of CuPy's arrays.
-    pruning : Pruning
-    limit : int
-        Bytes of GPU memory.
+    `rows`: of CuPy's arrays.
+    `limit`: bytes of GPU memory.
     """
 
     place = "gpu"

@@ -86,17 +86,9 @@ def _bar(*, tells_left: bool = False) -> Progress:
 def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar for the time of a ``with`` block.
 
-    Parameters
-    ----------
-    what : str
-        Text before the bar.
-    quiet : bool
-        Show nothing.
-
-    Yields
-    ------
-    callable
-        Moves the bar: ``progress(done, total)``.
+    `what`: text before the bar.
+    `quiet`: show nothing.
+    Yields moves the bar: ``progress(done, total)``.
     """
     if quiet:
         yield lambda done, total: None
@@ -111,10 +103,7 @@ class RunDisplay:
 
     Pass `callbacks` to `spdist.multiply` inside a ``with`` block.
 
-    Parameters
-    ----------
-    quiet : bool
-        Show nothing.
+    `quiet`: show nothing.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -178,12 +167,8 @@ class RunDisplay:
 def measured_machine(folder: str | None, *, quiet: bool = False) -> Machine:
     """Measure this machine, with a progress bar, and print what was found.
 
-    Parameters
-    ----------
-    folder : str, optional
-        Where matrices are written meanwhile.
-    quiet : bool
-        Print nothing.
+    `folder`: where matrices are written meanwhile.
+    `quiet`: print nothing.
     """
     from spdist.jobs.predicting.measure import measure_machine
 
@@ -197,11 +182,7 @@ def measured_machine(folder: str | None, *, quiet: bool = False) -> Machine:
 def histogram_table(edges: list[float], counts: list[int]) -> None:
     """Print how many values lie in each bin.
 
-    Parameters
-    ----------
-    edges : list of float
-        Edges of the bins; one more than `counts`.
-    counts : list of int
+    `edges`: edges of the bins; one more than `counts`.
     """
     ends = [")"] * (len(counts) - 1) + ["]"]
     ranges = [f"[{low:.15g}, {high:.15g}{end}" for (low, high), end in zip(pairwise(edges), ends, strict=True)]

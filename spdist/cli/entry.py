@@ -163,10 +163,7 @@ def command() -> NoReturn:
 def end_process(code: int) -> NoReturn:
     """End the process at once; to take the interpreter apart takes a second once Dask and Numba are loaded.
 
-    Parameters
-    ----------
-    code : int
-        Exit code.
+    `code`: exit code.
     """
     others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     if others:  # Python waits for them

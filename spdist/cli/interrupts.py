@@ -44,16 +44,8 @@ def raise_dropped_interrupts() -> None:
 def say_that_it_stops(number: int, frame: FrameType | None) -> NoReturn:
     """Raise KeyboardInterrupt as Python's own handler does, and say at once on the terminal that it was heard.
 
-    Parameters
-    ----------
-    number : int
-        Of the signal.
-    frame : frame or None
-
-    Raises
-    ------
-    KeyboardInterrupt
-        Always.
+    `number`: of the signal.
+    Raises `KeyboardInterrupt` Always.
     """
     global _stopping
     is_first, _stopping = not _stopping, True

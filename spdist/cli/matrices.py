@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     """Add the verbs that read and write single matrices.
 
-    Parameters
-    ----------
-    verbs : Verbs
-    command : str, optional
-        The verb that was chosen.
+    `command`: the verb that was chosen.
     """
     text = "convert a file of another program to a matrix in Zarr"
     source = (

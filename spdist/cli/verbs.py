@@ -60,18 +60,9 @@ def security_of(args: argparse.Namespace) -> Security | None:
 def goes_to_standard_output(args: argparse.Namespace, target: str, *, option: str) -> bool:
     """Return whether a result goes to standard output; refuse options that cannot go with it.
 
-    Parameters
-    ----------
-    args : argparse.Namespace
-    target : str
-        Where the result goes.
-    option : str
-        What names the target, for messages.
-
-    Raises
-    ------
-    InputError
-        If ``--json`` wants standard output too, or ``--resume`` a place beside the result.
+    `target`: where the result goes.
+    `option`: what names the target, for messages.
+    Raises `InputError` if ``--json`` wants standard output too, or ``--resume`` a place beside the result.
     """
     if target != STANDARD_OUTPUT:
         return False
@@ -83,13 +74,7 @@ def goes_to_standard_output(args: argparse.Namespace, target: str, *, option: st
 
 
 def print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
-    """Print a JSON object if ``--json`` was given; return the exit code of a command that is done.
-
-    Parameters
-    ----------
-    content : dict
-    args : argparse.Namespace
-    """
+    """Print a JSON object if ``--json`` was given; return the exit code of a command that is done."""
     if args.json:
         print(json.dumps(without_secrets(content), default=str))  # complex numbers become text
     return 0

@@ -27,10 +27,7 @@ def count_cpus() -> int:
 def cpus_per_worker(workers: int | None) -> int:
     """Return the CPUs that each of some workers of this machine may keep busy, at least 1.
 
-    Parameters
-    ----------
-    workers : int, optional
-        Worker processes; None means one worker, in this process.
+    `workers`: worker processes; None means one worker, in this process.
 
     Examples
     --------
@@ -44,10 +41,7 @@ def cpus_per_worker(workers: int | None) -> int:
 def cpu_quota(system: Path) -> float:
     """Return the least CPU quota of this process's control groups and all above them; infinity if there is none.
 
-    Parameters
-    ----------
-    system : Path
-        The root directory.
+    `system`: the root directory.
     """
     try:
         lines = (system / "proc/self/cgroup").read_text().splitlines()

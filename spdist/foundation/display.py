@@ -19,23 +19,12 @@ TEXT_WIDTH = 120
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text below the names of their columns.
+    """Rows of text below the names of their columns."""
 
-    Attributes
-    ----------
-    columns : tuple of str
-        Empty for a table of names and their values.
-    rows : tuple of tuple of str
-    right : tuple of str
-        Columns of numbers.
-    last : tuple of str
-        A row of totals below a line; empty for none.
-    """
-
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # empty for a table of names and their values
     rows: tuple[tuple[str, ...], ...]
-    right: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
+    right: tuple[str, ...] = ()  # columns of numbers
+    last: tuple[str, ...] = ()  # A row of totals below a line; empty for none
 
 
 @dataclass(frozen=True)
@@ -64,11 +53,7 @@ class Displayed:
 def print_parts(parts: Sequence[Part], console: Console) -> None:
     """Print a description in a terminal.
 
-    Parameters
-    ----------
-    parts : sequence of str, Table or Drawing
-        Drawings are left out.
-    console : rich.console.Console
+    `parts`: drawings are left out.
     """
     from rich import table as rich_table
     from rich.text import Text
@@ -96,14 +81,6 @@ def print_parts(parts: Sequence[Part], console: Console) -> None:
 def as_text(parts: Sequence[Part]) -> str:
     """Return a description as plain text.
 
-    Parameters
-    ----------
-    parts : sequence of str, Table or Drawing
-
-    Returns
-    -------
-    str
-
     Examples
     --------
     >>> print(as_text(["a matrix", Table((), (("rows", "3"),))]))
@@ -119,14 +96,6 @@ def as_text(parts: Sequence[Part]) -> str:
 
 def as_html(parts: Sequence[Part]) -> str:
     """Return a description as HTML that a notebook's own style fits.
-
-    Parameters
-    ----------
-    parts : sequence of str, Table or Drawing
-
-    Returns
-    -------
-    str
 
     Examples
     --------

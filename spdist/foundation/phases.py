@@ -89,15 +89,8 @@ COMPILATIONS = Compilations()
 class PhaseClock:
     """Wall seconds of consecutive phases.
 
-    Parameters
-    ----------
-    begin : float, optional
-        When the phase ``start`` began, in seconds since 1970; by default now.
-
-    Attributes
-    ----------
-    is_of_process : bool
-        Whether a begin was given: that of the process, whose whole time the clock then tells.
+    `begin`: when the phase ``start`` began, in seconds since 1970; by default now.
+    `is_of_process`: whether a begin was given: that of the process, whose whole time the clock then tells.
 
     Examples
     --------
@@ -166,14 +159,7 @@ _current: ContextVar[PhaseClock | None] = ContextVar("spdist_phases", default=No
 def clocked(begin: float | None = None) -> Iterator[PhaseClock]:
     """Yield the clock that runs already or, if there is none, a new one, which `enter` finds during the block.
 
-    Parameters
-    ----------
-    begin : float, optional
-        When a new clock begins, in seconds since 1970; by default now.
-
-    Yields
-    ------
-    PhaseClock
+    `begin`: when a new clock begins, in seconds since 1970; by default now.
     """
     if (running := _current.get()) is not None:
         yield running
@@ -219,12 +205,8 @@ def add_compiled(spans: Iterable[Span]) -> None:
 def process_begin(stat: Path = Path("/proc/self/stat"), fields: Sequence[str] = ()) -> float:
     """Return when this process was started, in seconds since 1970; where the system does not tell (no Linux), now.
 
-    Parameters
-    ----------
-    stat : Path
-        Where Linux describes the process.
-    fields : sequence of str
-        What it says there, for tests.
+    `stat`: where Linux describes the process.
+    `fields`: what it says there, for tests.
     """
     now = time.time()
     try:

@@ -48,10 +48,6 @@ def check_numba() -> None:
     """Refuse settings of Numba that it cannot read, or that turn compilation off, before anything needs it.
 
     Numba is loaded only if there are settings.
-
-    Raises
-    ------
-    InputError
     """
     lines = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(PREFIXES["numba"])]
     if all(re.fullmatch(HARMLESS, line) for line in lines) and not Path(FOLDERS["numba"]).exists():

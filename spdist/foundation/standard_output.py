@@ -41,10 +41,7 @@ class _Terminal(io.RawIOBase):
 def standard_output() -> Iterator[BinaryIO]:
     """Open standard output for bytes; all are written at the end of the block.
 
-    Raises
-    ------
-    BrokenPipeError
-        If nobody reads on.
+    Raises `BrokenPipeError` if nobody reads on.
     """
     sys.stdout.flush()
     if sys.stdout.isatty():
@@ -62,10 +59,7 @@ def standard_output() -> Iterator[BinaryIO]:
 def drop_unread(error: OSError) -> bool:
     """Return whether standard output is a pipe that nobody reads any more; what is still to be written is dropped.
 
-    Parameters
-    ----------
-    error : OSError
-        Of a write. The pipe may be another one, or a connection.
+    `error`: of a write. The pipe may be another one, or a connection.
     """
     if not isinstance(error, BrokenPipeError):
         return False

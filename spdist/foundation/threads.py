@@ -24,12 +24,8 @@ def thread_pool(count: int, task: str) -> ThreadPoolExecutor:
     Each task has its own pool, so that one task never waits behind another. The threads run at low priority: the
     thread that keeps the GPU busy must get a core at once.
 
-    Parameters
-    ----------
-    count : int
-        Number of threads.
-    task : str
-        Name of the task; threads are called ``spdist-<task>``.
+    `count`: number of threads.
+    `task`: name of the task; threads are called ``spdist-<task>``.
     """
     return ThreadPoolExecutor(count, f"spdist-{task}", _lower_priority)
 
@@ -42,10 +38,7 @@ def _lower_priority() -> None:
 class _Helper:
     """A thread that works when it is asked to, and otherwise waits, with its memory at hand.
 
-    Parameters
-    ----------
-    niceness : int
-        Of the thread that starts it, and so its own: threads of another priority do not ask it.
+    `niceness`: of the thread that starts it, and so its own: threads of another priority do not ask it.
     """
 
     idle: ClassVar[defaultdict[int, deque[_Helper]]] = defaultdict(deque)
@@ -89,10 +82,7 @@ os.register_at_fork(after_in_child=_Helper.idle.clear)
 def begin_in_thread(work: Callable[[], None]) -> None:
     """Let a thread begin ``work()`` and return at once; the thread has the caller's priority.
 
-    Parameters
-    ----------
-    work : callable
-        Raises nothing, and says itself when it has ended.
+    `work`: raises nothing, and says itself when it has ended.
 
     Examples
     --------
@@ -107,15 +97,7 @@ def begin_in_thread(work: Callable[[], None]) -> None:
 def run_in_threads(count: int, work: Callable[[int], None]) -> None:
     """Call ``work(i)`` for each i below `count`, each in a thread; ``work(0)`` runs in the calling thread.
 
-    Parameters
-    ----------
-    count : int
-    work : callable
-
-    Raises
-    ------
-    Exception
-        The first that a thread raised, after all threads have ended.
+    Raises `Exception` The first that a thread raised, after all threads have ended.
 
     Examples
     --------
@@ -149,16 +131,8 @@ def run_in_threads(count: int, work: Callable[[int], None]) -> None:
 def run_now(function: Callable[..., T], *args: Any) -> Future[T]:
     """Call a function in the calling thread; a substitute for an executor's `submit`.
 
-    Parameters
-    ----------
-    function : callable
-    *args
-        Its arguments.
-
-    Returns
-    -------
-    Future
-        Done. An exception of the function is raised here, not stored.
+    `*args`: its arguments.
+    Returns done. An exception of the function is raised here, not stored.
 
     Examples
     --------

@@ -30,11 +30,7 @@ def format_bytes(count: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number of things in words, the noun in the singular for 1.
 
-    Parameters
-    ----------
-    count : int
-    noun : str
-        In the singular; the last of several words gets the plural.
+    `noun`: in the singular; the last of several words gets the plural.
 
     Examples
     --------
@@ -48,15 +44,8 @@ def counted(count: int, noun: str) -> str:
 def parse_bytes(text: str | int) -> int:
     """Return the bytes that a size such as ``2GiB``, ``512MB``, ``1.5G`` or a number states.
 
-    Parameters
-    ----------
-    text : str or int
-        KiB, MiB, GiB and the letters alone are powers of 1024; KB, MB and GB are powers of 1000.
-
-    Raises
-    ------
-    InputError
-        If it is not a size above zero.
+    `text`: KiB, MiB, GiB and the letters alone are powers of 1024; KB, MB and GB are powers of 1000.
+    Raises `InputError` if it is not a size above zero.
 
     Examples
     --------
@@ -77,19 +66,10 @@ def parse_bytes(text: str | int) -> int:
 def check_count(name: str, value: Any, without: str) -> None:
     """Check an optional count.
 
-    Parameters
-    ----------
-    name : str
-        The option, for the message.
-    value : object
-        What the caller passed; None is accepted.
-    without : str
-        What None means, for the message.
-
-    Raises
-    ------
-    InputError
-        If `value` is no whole number, or below 1.
+    `name`: the option, for the message.
+    `value`: what the caller passed; None is accepted.
+    `without`: what None means, for the message.
+    Raises `InputError` if `value` is no whole number, or below 1.
 
     Examples
     --------

@@ -59,14 +59,6 @@ def is_blocked(matrix: object) -> bool:
 def fit(a: object, b: object) -> bool:
     """Whether two matrices can be multiplied by blocks: both are kept in blocks that fit, and in the same memory.
 
-    Parameters
-    ----------
-    a, b : sparse matrix or array, or BSR
-
-    Returns
-    -------
-    bool
-
     Examples
     --------
     >>> wide, tall = sp.bsr_array(np.ones((2, 4)), blocksize=(2, 4)), sp.bsr_array(np.ones((4, 2)), blocksize=(4, 1))
@@ -117,22 +109,11 @@ def multiply(a: Any, b: Any, options: InMemoryOptions) -> Any:
 def multiply_vbr(a: VBR, b: VBR, threads: int | None = None) -> VBR:
     """Multiply two matrices of blocks of many sizes entry by entry, in the memory that holds them.
 
-    Parameters
-    ----------
-    a, b : VBR
-        Both of NumPy's arrays or both of CuPy's; the column parts of A are the row parts of B.
-    threads : int, optional
-        CPU threads; by default one a core.
-
-    Returns
-    -------
-    VBR
-        With the row parts of A and the column parts of B, and a block wherever blocks of A and B meet.
-
-    Raises
-    ------
-    MatrixError
-        If A and B lie in different memories, the parts differ, or the GPU does not multiply such values.
+    `a, b`: both of NumPy's arrays or both of CuPy's; the column parts of A are the row parts of B.
+    `threads`: CPU threads; by default one a core.
+    Returns with the row parts of A and the column parts of B, and a block wherever blocks of A and B meet.
+    Raises `MatrixError` if A and B lie in different memories, the parts differ, or the GPU does not multiply such
+    values.
     """
     if is_on_gpu(a.data) != is_on_gpu(b.data):
         raise MatrixError("one operand is on the GPU and the other is not: bring both to one side")
@@ -167,18 +148,9 @@ def _canonical(matrix: BSR | sp.bsr_array | sp.bsr_matrix, name: str) -> BSR:
 def expand(matrix: Any, name: str, reason: str) -> Any:
     """Return a block matrix as its entries in CSR, and log the reason; return any other matrix unchanged.
 
-    Parameters
-    ----------
-    matrix : sparse matrix or array, or BSR
-    name : str
-        Name of the matrix in the log.
-    reason : str
-        Why it is not multiplied by blocks.
-
-    Returns
-    -------
-    sparse matrix or array
-        By rows, on the host or the GPU as `matrix`.
+    `name`: name of the matrix in the log.
+    `reason`: why it is not multiplied by blocks.
+    Returns by rows, on the host or the GPU as `matrix`.
     """
     if not is_blocked(matrix):
         return matrix

@@ -27,17 +27,11 @@ log = logging.getLogger("spdist")
 
 @dataclass(frozen=True)
 class Method:
-    """Implementation of a method.
+    """Implementation of a method."""
 
-    Attributes
-    ----------
-    multiply : callable
-        Multiplies two `CSR` of CuPy's arrays by plus and times; its third argument is `InMemoryOptions.deterministic`.
-    takes_options : bool
-        Whether the method supports semirings, masks, triangles, epilogues, threshold and top-n.
-    """
-
+    # multiplies two `CSR` of CuPy's arrays by plus and times; its third argument is `InMemoryOptions.deterministic`
     multiply: Callable[[CSR, CSR, bool], CSR]
+    # whether the method supports semirings, masks, triangles, epilogues, threshold and top-n
     takes_options: bool = True
 
 
@@ -63,20 +57,9 @@ def is_cupyx(matrix: object) -> bool:
 def are_on_gpu(a: object, b: object) -> bool:
     """Whether both operands are CuPy's.
 
-    Parameters
-    ----------
-    a, b : sparse matrix or array
-        SciPy's or CuPy's.
-
-    Returns
-    -------
-    bool
-        False if neither is.
-
-    Raises
-    ------
-    MatrixError
-        If only one is.
+    `a, b`: SciPy's or CuPy's.
+    Returns false if neither is.
+    Raises `MatrixError` if only one is.
 
     Examples
     --------
@@ -94,10 +77,7 @@ def are_on_gpu(a: object, b: object) -> bool:
 def from_cupyx(matrix: Any) -> CSR:
     """Return a `CSR` of the arrays of a `cupyx.scipy.sparse` matrix; a matrix in CSR is not copied.
 
-    Raises
-    ------
-    MatrixError
-        If it is no two-dimensional matrix of CuPy's.
+    Raises `MatrixError` if it is no two-dimensional matrix of CuPy's.
     """
     if not is_cupyx(matrix) or getattr(matrix, "ndim", 0) != 2:
         raise MatrixError(f"expected a cupyx.scipy.sparse matrix, got {type(matrix).__name__}: both operands must be")

@@ -21,20 +21,11 @@ from spdist.options import InMemoryOptions
 
 @dataclass(frozen=True)
 class Method:
-    """Implementation of a method.
+    """Implementation of a method."""
 
-    Attributes
-    ----------
-    multiply : callable
-        Multiplies two canonical `CSR`.
-    takes_options : bool
-        Whether it supports semirings, masks, triangles, epilogues, threshold and top-n.
-    checks_a : bool
-        Whether it finds bad offsets and columns of A itself, and takes rows of A that are not canonical.
-    """
-
-    multiply: Callable[[CSR, CSR, ProductSpec, InMemoryOptions], CSR]
-    takes_options: bool = True
+    multiply: Callable[[CSR, CSR, ProductSpec, InMemoryOptions], CSR]  # multiplies two canonical `CSR`
+    takes_options: bool = True  # whether it supports semirings, masks, triangles, epilogues, threshold and top-n
+    # whether it finds bad offsets and columns of A itself, and takes rows of A that are not canonical
     checks_a: bool = False
 
 
@@ -156,17 +147,8 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
 def scipy_like(a: object, c: CSR, *, is_sorted: bool = True) -> Any:
     """Return a `CSR` as SciPy's sparse array if `a` is one, else as SciPy's matrix; no arrays are copied.
 
-    Parameters
-    ----------
-    a : scipy.sparse matrix or array
-    c : CSR
-        Canonical, but for the order of rows.
-    is_sorted : bool
-        Whether rows are known to be sorted; if not, SciPy looks when it has to know.
-
-    Returns
-    -------
-    scipy.sparse.csr_array or csr_matrix
+    `c`: canonical, but for the order of rows.
+    `is_sorted`: whether rows are known to be sorted; if not, SciPy looks when it has to know.
     """
     m: Any = c.to_scipy()
     if isinstance(a, sp.sparray):

@@ -19,18 +19,11 @@ from spdist.matrices.dtypes import IndexArray, Int64Array
 
 @dataclass(frozen=True)
 class HostPattern:
-    """The structure of ``C = A @ B`` in the host's memory.
+    """The structure of ``C = A @ B`` in the host's memory."""
 
-    Attributes
-    ----------
-    indptr : (nrows + 1,) int64
-    indices : (nnz,) int32 or int64
-    shape : (nrows, ncols)
-    """
-
-    indptr: Int64Array
-    indices: IndexArray
-    shape: tuple[int, int]
+    indptr: Int64Array  # (nrows + 1,) int64
+    indices: IndexArray  # (nnz,) int32 or int64
+    shape: tuple[int, int]  # (nrows, ncols)
 
     @property
     def nnz(self) -> int:

@@ -192,21 +192,9 @@ def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions) 
 def spec_of(product: ProductOptions, *, on_gpu: bool = False) -> ProductSpec:
     """Return the options of a product, the semiring looked up and the mask converted.
 
-    Parameters
-    ----------
-    product : ProductOptions
-    on_gpu : bool
-        Whether the operands are CuPy's: then a mask of CuPy's stays on the GPU.
-
-    Returns
-    -------
-    ProductSpec
-        Its mask is a `CSR`, of bools unless it stays on the GPU.
-
-    Raises
-    ------
-    InputError
-        If the mask is no sparse matrix, or an option is wrong in itself.
+    `on_gpu`: whether the operands are CuPy's: then a mask of CuPy's stays on the GPU.
+    Returns its mask is a `CSR`, of bools unless it stays on the GPU.
+    Raises `InputError` if the mask is no sparse matrix, or an option is wrong in itself.
     """
     mask = product.mask
     if cupy_operands.is_cupyx(mask):

@@ -54,24 +54,11 @@ def multiply(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR
 def multiply_hyspmm(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR:
     """Multiply by the hybrid of CPU and GPU of hySpMM [1]_.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Canonical.
-    spec : ProductSpec
-        Plain; not used.
-    options : InMemoryOptions
-        Its threads count.
-
-    Returns
-    -------
-    CSR
-        Canonical, on the host.
-
-    Raises
-    ------
-    InputError
-        If there is no GPU, or no CuPy to reach it.
+    `a, b`: canonical.
+    `spec`: plain; not used.
+    `options`: its threads count.
+    Returns canonical, on the host.
+    Raises `InputError` if there is no GPU, or no CuPy to reach it.
 
     References
     ----------
@@ -113,12 +100,7 @@ def reduce(a: CSR, b: CSR, what: Reduction, spec: ProductSpec, options: InMemory
 
 
 def check_gpu(method: str) -> None:
-    """Refuse a method if there is no GPU, or CuPy is not installed; `method` is its name in the message.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a method if there is no GPU, or CuPy is not installed; `method` is its name in the message."""
     try:
         import cupy
 

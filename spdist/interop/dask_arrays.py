@@ -35,15 +35,8 @@ def is_dask_array(x: object) -> bool:
 def from_hdf5(x: Any) -> Any:
     """Return what a backed AnnData keeps in HDF5 as a Dask array that reads it lazily; anything else as it is.
 
-    Parameters
-    ----------
-    x : object
-        For instance ``anndata.read_h5ad(..., backed="r").X``.
-
-    Returns
-    -------
-    dask.array.Array or `x`
-        The file stays open as long as AnnData holds it.
+    `x`: for instance ``anndata.read_h5ad(..., backed="r").X``.
+    Returns the file stays open as long as AnnData holds it.
     """
     group = getattr(x, "group", None)
     if type(group).__module__.split(".")[0] != "h5py":

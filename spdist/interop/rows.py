@@ -23,18 +23,7 @@ PART_ROWS = 1 << 16
 def to_scipy(matrix: StoredMatrix) -> Any:
     """Return a stored matrix in memory; `StoredMatrix.to_scipy` describes it.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-
-    Returns
-    -------
-    csr_array or bsr_array
-
-    Raises
-    ------
-    MatrixError
-        If there is not enough free memory.
+    Raises `MatrixError` if there is not enough free memory.
     """
     free = psutil.virtual_memory().available
     if matrix.nbytes > free:
@@ -48,24 +37,11 @@ def to_scipy(matrix: StoredMatrix) -> Any:
 def select(matrix: StoredMatrix, key: Any) -> Any:
     """Return some rows and columns in memory; `StoredMatrix.__getitem__` describes it.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-        Not of dense blocks.
-    key : int, slice, or array of int or bool; or two of them
-        Rows, and columns.
-
-    Returns
-    -------
-    csr_array
-        Or what SciPy returns for this key.
-
-    Raises
-    ------
-    InputError
-        If it is stored in dense blocks.
-    IndexError
-        If a row is out of range.
+    `matrix`: not of dense blocks.
+    `key`: rows, and columns.
+    Returns or what SciPy returns for this key.
+    Raises `InputError` if it is stored in dense blocks.
+    Raises `IndexError` if a row is out of range.
     """
     if matrix.blocksize is not None:
         raise InputError(f"{matrix.url} is stored in dense blocks, which cannot be cut: read it with to_scipy()")
@@ -166,21 +142,10 @@ def multiply(matrix: StoredMatrix, x: Any) -> Any:
 def multiply_transposed(matrix: StoredMatrix, x: Any) -> Any:
     """Return ``matrix.T @ x`` for a dense vector or matrix; the matrix is read once, by rows.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-    x : (nrows,) or (nrows, k)
-
-    Returns
-    -------
-    (ncols,) or (ncols, k) array
-
-    Raises
-    ------
-    InputError
-        If `x` is a sparse matrix.
-    MatrixError
-        If the shapes do not fit.
+    `x`: (nrows,) or (nrows, k).
+    Returns (ncols,) or (ncols, k) array.
+    Raises `InputError` if `x` is a sparse matrix.
+    Raises `MatrixError` if the shapes do not fit.
     """
     vector, out = _dense(x, matrix, axis=0)
     for rows, part in _row_parts(matrix):

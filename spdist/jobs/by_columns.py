@@ -28,23 +28,10 @@ logger = logging.getLogger("spdist")
 def multiply_by_columns(request: Request) -> Report:
     """Make C by columns; the transpose of C stays if the run fails, to be resumed.
 
-    Parameters
-    ----------
-    request : Request
-
-    Returns
-    -------
-    Report
-        Its grid is C's: row and column blocks of the transpose are swapped back.
-
-    Raises
-    ------
-    InputError
-        If the request cannot be met; nothing has been written.
-    SpdistError
-        If the run failed; durable blocks stay.
-    VerificationError
-        If C was verified and found false.
+    Returns its grid is C's: row and column blocks of the transpose are swapped back.
+    Raises `InputError` if the request cannot be met; nothing has been written.
+    Raises `SpdistError` if the run failed; durable blocks stay.
+    Raises `VerificationError` if C was verified and found false.
     """
     output, target = request.output, request.target
     request.check_mode()

@@ -55,42 +55,19 @@ logger = logging.getLogger("spdist")
 
 @dataclass(frozen=True)
 class Job:
-    """A product that is about to run.
+    """A product that is about to run."""
 
-    Attributes
-    ----------
-    planning : PlanSource
-        Where the plan comes from.
-    target : str
-        Where C is to be.
-    unfinished : str
-        Path or URL of the unfinished C to continue; empty for a new C.
-    overwrite : bool
-        Whether a new C may replace the matrix at `target`.
-    facts : dict
-        The record that C carries.
-    names : AxisNames
-        Names of the rows and columns of C.
-    """
-
-    planning: PlanSource
-    target: str
-    unfinished: str
-    overwrite: bool
-    facts: Facts
-    names: AxisNames
+    planning: PlanSource  # where the plan comes from
+    target: str  # where C is to be
+    unfinished: str  # path or URL of the unfinished C to continue; empty for a new C
+    overwrite: bool  # whether a new C may replace the matrix at `target`
+    facts: Facts  # the record that C carries
+    names: AxisNames  # names of the rows and columns of C
 
     def run(self, execution: ExecutionOptions, callbacks: Callbacks) -> tuple[Plan, Outcome]:
         """Plan, run the plan, and put the finished C at the target.
 
-        Parameters
-        ----------
-        execution : ExecutionOptions
-        callbacks : Callbacks
-
-        Returns
-        -------
-        (Plan, Outcome)
+        Returns (Plan, Outcome).
         """
         source, expects = plan_if_short(self.planning, execution), expectation(self.planning.request, execution)
         plan = alone(source, execution)
@@ -159,10 +136,7 @@ class Job:
 def put_in_place(place: str, target: str) -> None:
     """Remove the notes by which a finished C at `place` is resumed; move C to `target` if that is another place.
 
-    Parameters
-    ----------
-    place, target : str
-        Normalised paths or URLs. A matrix at `target` is replaced.
+    `place, target`: normalised paths or URLs. A matrix at `target` is replaced.
     """
     notes.sync_metadata(place)  # before the notes go
     notes.remove_remains(place)
@@ -174,24 +148,10 @@ def put_in_place(place: str, target: str) -> None:
 def multiply_by_rows(request: Request, begin: float) -> Report:
     """Make C by rows.
 
-    Parameters
-    ----------
-    request : Request
-    begin : float
-        Seconds of `time.perf_counter` at which the call began.
-
-    Returns
-    -------
-    Report
-
-    Raises
-    ------
-    InputError
-        If the request cannot be met; nothing has been written.
-    SpdistError
-        If the run failed; durable blocks stay.
-    VerificationError
-        If C was verified and found false.
+    `begin`: seconds of `time.perf_counter` at which the call began.
+    Raises `InputError` if the request cannot be met; nothing has been written.
+    Raises `SpdistError` if the run failed; durable blocks stay.
+    Raises `VerificationError` if C was verified and found false.
     """
     if request.transpose_a or request.transpose_b:
         request.check_fit()
@@ -242,14 +202,7 @@ def _run(job: Job, request: Request, begin: float) -> Report:
 def prepare(request: Request) -> Job | Report:
     """Check the request before work starts; return the job, or the report of a C that is finished already.
 
-    Returns
-    -------
-    Job or Report
-
-    Raises
-    ------
-    InputError
-        If the request cannot be met; nothing has been written.
+    Raises `InputError` if the request cannot be met; nothing has been written.
     """
     a, b, spec, execution = request.a, request.b, request.spec, request.execution
     spec.check(a, b, execution.engine)
@@ -331,10 +284,7 @@ def _check_whole(place: str, target: str) -> None:
 def open_finished(target: str) -> StoredMatrix:
     """Open a C that is finished already; on a file system see that all its Zarr chunks reached the disk.
 
-    Raises
-    ------
-    CorruptError
-        Names a Zarr chunk that was lost, as when power fails.
+    Raises `CorruptError` Names a Zarr chunk that was lost, as when power fails.
     """
     m = open_matrix(target)
     if locations.is_local(target):
@@ -356,15 +306,7 @@ def _check_still_fits(plan: Plan, place: str, execution: ExecutionOptions) -> No
 def product_facts(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec) -> dict[str, Any]:
     """Return the record that C carries: where it comes from, and fingerprints of operands and options.
 
-    Parameters
-    ----------
-    a, b : StoredMatrix
-    spec : StoredProductSpec
-
-    Returns
-    -------
-    dict
-        ``provenance`` and ``product``. A product is resumed only if ``product`` is equal.
+    Returns ``provenance`` and ``product``. A product is resumed only if ``product`` is equal.
     """
     own = a.fingerprint()
     return {

@@ -39,21 +39,11 @@ Order = int | tuple["Order", "Order"]
 
 @dataclass(frozen=True)
 class Chain:
-    """An order in which to multiply a chain, and its cost.
+    """An order in which to multiply a chain, and its cost."""
 
-    Attributes
-    ----------
-    order : nested tuples of int
-        ``((0, 1), 2)`` is ``(A0 @ A1) @ A2``.
-    products : int
-        Estimated products of all steps.
-    nnz : dict
-        Estimated entries of partial products, by their first and last matrix.
-    """
-
-    order: Order
-    products: int
-    nnz: dict[tuple[int, int], int]
+    order: Order  # ``((0, 1), 2)`` is ``(A0 @ A1) @ A2``
+    products: int  # estimated products of all steps
+    nnz: dict[tuple[int, int], int]  # estimated entries of partial products, by their first and last matrix
 
 
 def first_of(order: Order) -> int:
@@ -89,21 +79,9 @@ def parts_of(order: Order) -> Iterator[tuple[int, int]]:
 def plan_chain(matrices: Sequence[CSR | StoredMatrix], *, sizes: bool = True) -> Chain:
     """Find the order of fewest estimated products.
 
-    Parameters
-    ----------
-    matrices : sequence of CSR or StoredMatrix
-    sizes : bool
-        Whether to estimate the entries of all partial products too. For a chain of three matrices this takes two more
-        passes over them.
-
-    Returns
-    -------
-    Chain
-
-    Raises
-    ------
-    InputError
-        If neighbours do not fit.
+    `sizes`: whether to estimate the entries of all partial products too. For a chain of three matrices this takes two
+    more passes over them.
+    Raises `InputError` if neighbours do not fit.
 
     Examples
     --------

@@ -97,26 +97,11 @@ def verified(
 ) -> Report:
     """Verify C, and return the report with the findings.
 
-    Parameters
-    ----------
-    report : Report
-    matrices : (StoredMatrix, StoredMatrix, StoredMatrix)
-        A, B and C.
-    spec : StoredProductSpec
-    callbacks : Callbacks
-        Its `verifying` is called.
-    name : str
-        Name of C in an error; by default its URL.
-
-    Returns
-    -------
-    Report
-        With `verification`.
-
-    Raises
-    ------
-    VerificationError
-        If C is false.
+    `matrices`: (StoredMatrix, StoredMatrix, StoredMatrix): A, B and C.
+    `callbacks`: its `verifying` is called.
+    `name`: name of C in an error; by default its URL.
+    Returns with `verification`.
+    Raises `VerificationError` if C is false.
     """
     with phases.during("verify"):
         found = _verify(matrices, spec, progress=callbacks.verifying)

@@ -28,10 +28,7 @@ MatrixLike = Any
 def open_operand(matrix: MatrixLike) -> StoredMatrix:
     """Return a stored matrix, opened if it is a path or a URL.
 
-    Raises
-    ------
-    InputError
-        If the matrix is in memory.
+    Raises `InputError` if the matrix is in memory.
     """
     refuse_other_objects(matrix)
     if isinstance(matrix, Transposed):
@@ -53,10 +50,7 @@ def open_operand(matrix: MatrixLike) -> StoredMatrix:
 def place_of(matrix: Any) -> Any:
     """Return the path or URL of a Zarr group, or of what AnnData keeps in one; anything else as it is.
 
-    Raises
-    ------
-    InputError
-        If it is kept in HDF5, or in a store that other processes cannot open.
+    Raises `InputError` if it is kept in HDF5, or in a store that other processes cannot open.
     """
     group = getattr(matrix, "group", matrix)  # AnnData's sparse dataset has one
     kind = type(group)
@@ -75,11 +69,7 @@ def place_of(matrix: Any) -> Any:
 def resolved(operands: tuple[Any, Any], product: ProductOptions) -> tuple[tuple[Any, Any], ProductOptions]:
     """Replace views of transposes by their matrices, and set the options that transpose them instead.
 
-    Parameters
-    ----------
-    operands : (object, object)
-        A and B as given.
-    product : ProductOptions
+    `operands`: (object, object): A and B as given.
     """
     a, b = operands
     flags = {"transpose_a": isinstance(a, Transposed), "transpose_b": isinstance(b, Transposed)}
@@ -91,16 +81,8 @@ def resolved(operands: tuple[Any, Any], product: ProductOptions) -> tuple[tuple[
 def open_factors(a: MatrixLike, b: MatrixLike) -> tuple[StoredMatrix, StoredMatrix]:
     """Open two stored matrices; check a matrix that spdist did not write whole, unless it passed the check before.
 
-    Parameters
-    ----------
-    a, b : path, URL or StoredMatrix
-
-    Raises
-    ------
-    InputError
-        If a matrix is in memory, or not canonical.
-    CorruptError
-        If a Zarr chunk of a matrix from elsewhere is missing or altered.
+    Raises `InputError` if a matrix is in memory, or not canonical.
+    Raises `CorruptError` if a Zarr chunk of a matrix from elsewhere is missing or altered.
     """
     left, right = open_operand(a), open_operand(b)
     known = checked(left)
@@ -110,20 +92,8 @@ def open_factors(a: MatrixLike, b: MatrixLike) -> tuple[StoredMatrix, StoredMatr
 def are_in_memory(a: object, b: object, mask: object) -> bool:
     """Whether A, B and the mask, if there is one, are in memory.
 
-    Parameters
-    ----------
-    a, b : scipy.sparse matrix or array, BSR, path, URL or StoredMatrix
-    mask : like `a`, or None
-
-    Returns
-    -------
-    bool
-        False if all are stored.
-
-    Raises
-    ------
-    InputError
-        If some are in memory and others stored, or one is no matrix.
+    Returns false if all are stored.
+    Raises `InputError` if some are in memory and others stored, or one is no matrix.
 
     Examples
     --------
@@ -172,17 +142,9 @@ def transposed_copies(
 ) -> Iterator[tuple[StoredMatrix, StoredMatrix]]:
     """Yield A and B, each transposed if its flag says so; remove the transposed copies afterwards.
 
-    Parameters
-    ----------
-    target : str
-        A normalised path or URL; copies lie next to it.
-    a, b : (StoredMatrix, bool)
-        Operand, and whether to transpose it.
-
-    Yields
-    ------
-    (StoredMatrix, StoredMatrix)
-        A and B, ready to be multiplied.
+    `target`: A normalised path or URL; copies lie next to it.
+    `a, b`: (StoredMatrix, bool): operand, and whether to transpose it.
+    Yields (StoredMatrix, StoredMatrix): A and B, ready to be multiplied.
     """
     with contextlib.ExitStack() as stack:
         made = []
@@ -198,10 +160,7 @@ def transposed_copies(
 def stored_spec(product: ProductOptions) -> StoredProductSpec:
     """Return the options of a stored product, its semiring looked up and its mask opened.
 
-    Raises
-    ------
-    InputError
-        If the mask is in memory, or an option is wrong in itself.
+    Raises `InputError` if the mask is in memory, or an option is wrong in itself.
     """
     if is_scipy(product.mask):
         raise InputError("the mask of a stored product is stored too: spdist.save('M.zarr', mask)")

@@ -30,34 +30,18 @@ MOST_THREADS = 64
 
 
 class Limits(NamedTuple):
-    """Memory of a worker.
+    """Memory of a worker."""
 
-    Attributes
-    ----------
-    memory : int
-        Bytes; of the GPU with an engine of GPUs.
-    host : int or None
-        Bytes of the host's memory with an engine of GPUs; None means the default.
-    """
-
-    memory: int
-    host: int | None
+    memory: int  # bytes; of the GPU with an engine of GPUs
+    host: int | None  # bytes of the host's memory with an engine of GPUs; None means the default
 
 
 @dataclass(frozen=True)
 class PlanSource:
-    """Where the plan of a product comes from: the planner, or an unfinished C that is continued.
+    """Where the plan of a product comes from: the planner, or an unfinished C that is continued."""
 
-    Attributes
-    ----------
-    request : PlanRequest
-        Operands, engine and limits; with a stored plan, the plan's engine and limits.
-    stored_plan : Plan or None
-        The plan of the unfinished C.
-    """
-
-    request: PlanRequest
-    stored_plan: Plan | None = None
+    request: PlanRequest  # operands, engine and limits; with a stored plan, the plan's engine and limits
+    stored_plan: Plan | None = None  # the plan of the unfinished C
 
     def make(self, readers: RemoteReaders | None = None) -> Plan:
         """Return the stored plan, or make one; `readers` are processes that help to read A."""
@@ -122,18 +106,8 @@ def request_of(
 ) -> PlanRequest:
     """Return the request for a plan, with the limits and threads of workers on this machine.
 
-    Parameters
-    ----------
-    a, b : StoredMatrix
-    spec : StoredProductSpec
-    execution : ExecutionOptions
-    writes_c : bool
-        As of `PlanRequest`.
-
-    Raises
-    ------
-    InputError
-        As `limits_of`.
+    `writes_c`: as of `PlanRequest`.
+    Raises `InputError` As `limits_of`.
     """
     limits = limits_of(execution)
     threads = 1 if execution.engine in GPU_ENGINES else min(cpus_per_worker(execution.workers), MOST_THREADS)
@@ -144,17 +118,8 @@ def request_of(
 def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions) -> None:
     """Refuse operands, options and a grid that do not fit each other or the engine.
 
-    Parameters
-    ----------
-    a, b : StoredMatrix
-    spec : StoredProductSpec
-    execution : ExecutionOptions
-        Its engine and grid count.
-
-    Raises
-    ------
-    InputError
-        If they do not fit.
+    `execution`: its engine and grid count.
+    Raises `InputError` if they do not fit.
     """
     planner.check_operands(a, b, execution.grid)
     spec.check(a, b, execution.engine)
@@ -163,16 +128,8 @@ def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, executi
 def check_values(engine: str, dtype: np.dtype[Any]) -> None:
     """Refuse values of C that the engine does not multiply.
 
-    Parameters
-    ----------
-    engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
-    dtype : dtype
-        Dtype of C; a subarray dtype for dense blocks.
-
-    Raises
-    ------
-    InputError
-        If the engine does not multiply such values.
+    `dtype`: dtype of C; a subarray dtype for dense blocks.
+    Raises `InputError` if the engine does not multiply such values.
 
     Examples
     --------
@@ -195,11 +152,8 @@ def check_values(engine: str, dtype: np.dtype[Any]) -> None:
 def limits_of(execution: ExecutionOptions) -> Limits:
     """Return the limits in bytes, with defaults for limits that were not given.
 
-    Raises
-    ------
-    InputError
-        If a limit is not a size, if `host_limit` is given for an engine of the CPU, or if `memory_limit` is missing and
-        this machine has no GPU whose free memory could be the limit.
+    Raises `InputError` if a limit is not a size, if `host_limit` is given for an engine of the CPU, or if
+    `memory_limit` is missing and this machine has no GPU whose free memory could be the limit.
 
     Examples
     --------
@@ -222,10 +176,7 @@ def limits_of(execution: ExecutionOptions) -> Limits:
 def free_gpu_memory() -> int:
     """Return the default limit of GPU memory for a worker, in bytes, from the free memory of a GPU of this machine.
 
-    Raises
-    ------
-    InputError
-        If there is no GPU.
+    Raises `InputError` if there is no GPU.
     """
     from spdist.kernels.streaming.gpu_device import free_memory
     from spdist.scheduler.execution import worker_process

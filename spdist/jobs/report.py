@@ -140,10 +140,7 @@ class Report(Displayed):
 def phase_table(seconds: dict[str, float]) -> Table:
     """Return where the wall time went.
 
-    Parameters
-    ----------
-    seconds : dict
-        Wall seconds of consecutive phases, of `PhaseClock.seconds`.
+    `seconds`: wall seconds of consecutive phases, of `PhaseClock.seconds`.
     """
     total = sum(seconds.values())
     rows = tuple(
@@ -206,21 +203,9 @@ class Callbacks:
 def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callbacks]:
     """Open a file for the timings and messages of a run, one JSON object a line.
 
-    Parameters
-    ----------
-    record : str or Path or None
-        The file; None to record nothing.
-    callbacks : Callbacks
-
-    Yields
-    ------
-    Callbacks
-        They write to the file as well.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
+    `record`: the file; None to record nothing.
+    Yields they write to the file as well.
+    Raises `InputError` if the file cannot be written.
     """
     if record is None:
         yield callbacks
@@ -250,13 +235,8 @@ def run_callbacks(
 ) -> RunCallbacks:
     """Return what a run calls on the driver.
 
-    Parameters
-    ----------
-    callbacks : Callbacks
-    expects : callable
-        See `RunCallbacks`.
-    supervisor : Supervisor, optional
-        Of the run's workers, if it has any.
+    `expects`: see `RunCallbacks`.
+    `supervisor`: of the run's workers, if it has any.
     """
     told = callbacks.started, callbacks.progress, callbacks.timed
     reports = RunCallbacks(*told, heard=callbacks.heard, expects=expects)
@@ -280,11 +260,7 @@ def _both(one: Callable[[Any], None], other: Callable[[Any], None] | None) -> Ca
 def record_phases(record: str | Path, clock: PhaseClock) -> None:
     """Append the phases of a call to a file of timings, a line each; ``worker`` is empty, as of no stage.
 
-    Parameters
-    ----------
-    record : str or Path
-        That `recorder` wrote.
-    clock : PhaseClock
+    `record`: that `recorder` wrote.
     """
     begins = {phase: begin for begin, phase in reversed(clock.marks)}
     lines = [
@@ -304,12 +280,8 @@ def record_phases(record: str | Path, clock: PhaseClock) -> None:
 def record_density(record: str | Path, maps: dict[str, dict[str, str]]) -> None:
     """Append pictures of the matrices to a file of timings.
 
-    Parameters
-    ----------
-    record : str or Path
-        That `recorder` wrote.
-    maps : dict
-        Of `density_maps`.
+    `record`: that `recorder` wrote.
+    `maps`: of `density_maps`.
     """
     _append(record, [_NO_STAGE | {"what": "density", "content": maps}])
 

@@ -20,34 +20,19 @@ from spdist.storage.product_spec import StoredProductSpec
 
 @dataclass(frozen=True)
 class Request:
-    """The request for a stored product, its matrices opened.
-
-    Attributes
-    ----------
-    a, b : StoredMatrix
-    target : str
-        Where C goes, normalised.
-    spec : StoredProductSpec
-        Changes to each row of C.
-    execution : ExecutionOptions
-    output : OutputOptions
-    callbacks : Callbacks
-    transpose_a, transpose_b : bool
-        Whether A and B are still to be transposed.
-    names : AxisNames
-        Of the rows and columns of C, unread.
-    """
+    """The request for a stored product, its matrices opened."""
 
     a: StoredMatrix
     b: StoredMatrix
-    target: str
-    spec: StoredProductSpec
+    target: str  # where C goes, normalised
+    spec: StoredProductSpec  # changes to each row of C
     execution: ExecutionOptions
     output: OutputOptions
     callbacks: Callbacks
+    # whether A and B are still to be transposed
     transpose_a: bool = False
     transpose_b: bool = False
-    names: AxisNames = NO_NAMES
+    names: AxisNames = NO_NAMES  # of the rows and columns of C, unread
 
     @property
     def may_replace(self) -> bool:
@@ -55,34 +40,19 @@ class Request:
         return self.output.resume or self.output.overwrite
 
     def check_mode(self) -> None:
-        """Refuse to resume and to overwrite at once.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse to resume and to overwrite at once."""
         if self.output.resume and self.output.overwrite:
             raise InputError("resume continues C and overwrite replaces it: choose one")
 
     def check_apart(self) -> None:
-        """Refuse a target that is an operand or the mask, or lies in one, and a record that lies in any of them.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse a target that is an operand or the mask, or lies in one, and a record that lies in any of them."""
         masks = [] if self.spec.mask is None else [self.spec.mask.url]
         check_apart(self.target, self.a.url, self.b.url, *masks)
         for name, file in (("record", self.output.record), ("report", self.output.report)):
             check_file(name, file, self.target, self.a.url, self.b.url, *masks)
 
     def check_fit(self) -> None:
-        """Refuse operands that do not fit, before they are transposed, by the names and shapes they were given with.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse operands that do not fit, before they are transposed, by the names and shapes they were given with."""
         a = with_transposed_shape(self.a) if self.transpose_a else self.a
         b = with_transposed_shape(self.b) if self.transpose_b else self.b
         check_fit(a, b, self.spec, self.execution)

@@ -26,22 +26,10 @@ def reserve_target(target: str, *, overwrite: bool) -> str:
 
     Removes an unfinished matrix at `target`, and all that earlier runs left. The target must be held.
 
-    Parameters
-    ----------
-    target : str
-        A normalised path or URL.
-    overwrite : bool
-        Whether a matrix at `target` may be replaced.
-
-    Returns
-    -------
-    str
-        A place where nothing is.
-
-    Raises
-    ------
-    InputError
-        As `check_target`.
+    `target`: A normalised path or URL.
+    `overwrite`: whether a matrix at `target` may be replaced.
+    Returns A place where nothing is.
+    Raises `InputError` As `check_target`.
     """
     check_target(target, overwrite=overwrite)
     remove_remains(target)
@@ -66,17 +54,9 @@ def remove_useless_remains(target: str) -> None:
 def check_target(target: str, *, overwrite: bool) -> None:
     """Refuse a target that cannot be written, or holds something that may not be replaced.
 
-    Parameters
-    ----------
-    target : str
-        A normalised path or URL.
-    overwrite : bool
-        Whether a matrix at `target` may be replaced.
-
-    Raises
-    ------
-    InputError
-        If the target cannot be written, or may not be replaced.
+    `target`: A normalised path or URL.
+    `overwrite`: whether a matrix at `target` may be replaced.
+    Raises `InputError` if the target cannot be written, or may not be replaced.
     """
     check_parents(target)
     if not locations.exists(target):
@@ -95,12 +75,7 @@ def check_target(target: str, *, overwrite: bool) -> None:
 
 
 def check_parent(target: str) -> None:
-    """Refuse a target whose folder is none, or may not be written to.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a target whose folder is none, or may not be written to."""
     if locations.is_local(target):
         parent = locations.local_path(target).parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
@@ -111,16 +86,8 @@ def check_parent(target: str) -> None:
 def check_apart(target: str, *operands: str) -> None:
     """Refuse a target that is an operand, lies in one, or contains one.
 
-    Parameters
-    ----------
-    target : str
-    *operands : str
-        URLs of the operands and the mask, normalised as `target` is.
-
-    Raises
-    ------
-    InputError
-        If the target overlaps an operand.
+    `*operands`: URLs of the operands and the mask, normalised as `target` is.
+    Raises `InputError` if the target overlaps an operand.
 
     Examples
     --------
@@ -134,18 +101,9 @@ def check_apart(target: str, *operands: str) -> None:
 def check_file(name: str, file: str | Path | None, *matrices: str) -> None:
     """Refuse a file for timings or a report that is one of some matrices, or is inside one.
 
-    Parameters
-    ----------
-    name : str
-        Of the option, for the error.
-    file : str or Path or None
-        None if there is none.
-    *matrices : str
-        URLs of the operands, the mask and C, normalised.
-
-    Raises
-    ------
-    InputError
+    `name`: of the option, for the error.
+    `file`: none if there is none.
+    `*matrices`: URLs of the operands, the mask and C, normalised.
     """
     if file is None:
         return
@@ -158,17 +116,9 @@ def check_file(name: str, file: str | Path | None, *matrices: str) -> None:
 def find_earlier_product(target: str) -> tuple[str, Facts] | None:
     """Return place and facts of the product that a run left; an unfinished replacement comes before a whole C.
 
-    Returns
-    -------
-    (str, dict) or None
-        None if nothing is at `target`.
-
-    Raises
-    ------
-    InputError
-        If something other than a product is at `target`.
-    ResumeError
-        If an unfinished replacement has lost its metadata.
+    Returns (str, dict) or None: none if nothing is at `target`.
+    Raises `InputError` if something other than a product is at `target`.
+    Raises `ResumeError` if an unfinished replacement has lost its metadata.
     """
     replacement = replacement_path(target)
     for place in (replacement, target):

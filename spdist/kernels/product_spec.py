@@ -151,44 +151,22 @@ def _is_number(value: Any) -> bool:
 class ProductSpec:
     """Options of the rows of a product, applied in this order: semiring, mask and triangle, epilogue, threshold, top-n.
 
-    Attributes
-    ----------
-    semiring : Semiring
-        Adds and multiplies.
-    mask : CSR, optional
-        Canonical, with the rows of A and the columns of B. C has entries only where the mask has one, whatever its
-        value. If the operands are on the GPU, the mask may be there too.
-    complement : bool
-        Whether C has entries only where the mask has none.
-    top_n : int, optional
-        Keep this many entries of each row: the largest; of equal entries, those in smaller columns.
-    threshold : float, optional
-        Keep entries ``>= threshold``, compared in the dtype of C.
-    epilogue : Epilogue, optional
-        Applied to finished rows before they are cut.
-    triangle : {"upper"}, optional
-        C has entries only on and above the diagonal; products below it are not computed.
-    first_row : int
-        The number, in the whole C, of the first row of this product; the triangle counts from it.
-    sort : bool
-        Whether rows of C must be sorted by column. If not, kernels may still sort them.
-
-    Raises
-    ------
-    InputError
-        If `top_n` is below 1, `threshold` is NaN, `sort` is no bool, or `complement` comes without a mask; if
-        `triangle` is not "upper", or comes with `top_n` or a norm, which need whole rows.
+    Raises `InputError` if `top_n` is below 1, `threshold` is NaN, `sort` is no bool, or `complement` comes without a
+    mask; if `triangle` is not "upper", or comes with `top_n` or a norm, which need whole rows.
     """
 
-    semiring: Semiring = PLUS_TIMES
+    semiring: Semiring = PLUS_TIMES  # adds and multiplies
+    # canonical, with the rows of A and the columns of B. C has entries only where the mask has one, whatever its value.
+    # If the operands are on the GPU, the mask may be there too.
     mask: CSR | None = None
-    complement: bool = False
+    complement: bool = False  # whether C has entries only where the mask has none
+    # keep this many entries of each row: the largest; of equal entries, those in smaller columns
     top_n: int | None = None
-    threshold: float | None = None
-    epilogue: Epilogue | None = None
-    triangle: str | None = None
-    first_row: int = 0
-    sort: bool = True
+    threshold: float | None = None  # keep entries ``>= threshold``, compared in the dtype of C
+    epilogue: Epilogue | None = None  # applied to finished rows before they are cut
+    triangle: str | None = None  # C has entries only on and above the diagonal; products below it are not computed
+    first_row: int = 0  # the number, in the whole C, of the first row of this product; the triangle counts from it
+    sort: bool = True  # whether rows of C must be sorted by column. If not, kernels may still sort them.
 
     def __post_init__(self) -> None:
         check_count("top_n", self.top_n, "all entries")
@@ -291,12 +269,8 @@ class ProductSpec:
     def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         """Check that the specification fits a C of this shape and dtype.
 
-        Raises
-        ------
-        MatrixError
-            If the mask has another shape, or rows of complex values are to be cut.
-        InputError
-            If no value of the dtype reaches the threshold, or the epilogue does not fit.
+        Raises `MatrixError` if the mask has another shape, or rows of complex values are to be cut.
+        Raises `InputError` if no value of the dtype reaches the threshold, or the epilogue does not fit.
         """
         if self.mask is not None:
             check_mask_shape(self.mask.shape, shape)
@@ -310,10 +284,7 @@ class ProductSpec:
     def check_square(self, shape: tuple[int, int]) -> None:
         """Check that a whole C of this shape has the triangle.
 
-        Raises
-        ------
-        MatrixError
-            If C is not square.
+        Raises `MatrixError` if C is not square.
         """
         if self.triangle is not None and shape[0] != shape[1]:
             raise MatrixError(
@@ -322,12 +293,7 @@ class ProductSpec:
             )
 
     def check_device(self) -> None:
-        """Check that the GPU has kernels for the specification.
-
-        Raises
-        ------
-        InputError
-        """
+        """Check that the GPU has kernels for the specification."""
         if self.semiring is not PLUS_TIMES:
             self.semiring.check_device()
         if self.epilogue is not None and self.epilogue.apply is not None and self.epilogue.cuda is None:
@@ -354,17 +320,8 @@ class ProductSpec:
 def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bool:
     """Whether a product needs whole columns of C: `top_n` or a norm with an axis of 0.
 
-    Parameters
-    ----------
-    axis : {0, 1}
-        1 for rows of C, 0 for columns.
-    top_n : int or None
-    epilogue : Epilogue or None
-
-    Raises
-    ------
-    InputError
-        If the axis is neither 0 nor 1.
+    `axis`: 1 for rows of C, 0 for columns.
+    Raises `InputError` if the axis is neither 0 nor 1.
     """
     if not isinstance(axis, int | np.integer) or isinstance(axis, bool) or axis not in (0, 1):
         raise InputError(

@@ -25,14 +25,9 @@ REDUCTIONS = ("sum", "row_sums", "column_sums", "trace", "nnz", "row_nnz", "frob
 
 @dataclass(frozen=True)
 class Histogram:
-    """Number of entries of C in each bin.
+    """Number of entries of C in each bin."""
 
-    Attributes
-    ----------
-    edges : tuple of float
-        Finite and rising; bin i holds ``edges[i] <= x < edges[i + 1]``, the last bin also its upper edge.
-    """
-
+    # finite and rising; bin i holds ``edges[i] <= x < edges[i + 1]``, the last bin also its upper edge
     edges: tuple[float, ...]
 
 
@@ -42,39 +37,20 @@ Reduction: TypeAlias = str | Histogram
 
 @dataclass(frozen=True)
 class PartialReduction:
-    """The reduction of some rows of C.
+    """The reduction of some rows of C."""
 
-    Attributes
-    ----------
-    values : array
-        One number for "sum", "trace", "nnz" and "frobenius" (the sum of squares); one number for each row, for each of
-        `columns`, or for each bin for the others.
-    columns : (n,) int64, optional
-        Rising; for "column_sums" alone.
-    """
-
+    # one number for "sum", "trace", "nnz" and "frobenius" (the sum of squares); one number for each row, for each of
+    # `columns`, or for each bin for the others
     values: ValueArray
-    columns: Int64Array | None = None
+    columns: Int64Array | None = None  # (n,) int64, optional: rising; for "column_sums" alone
 
 
 def reduction_of(name: str, bins: npt.ArrayLike | None = None) -> Reduction:
     """Return the reduction of a name.
 
-    Parameters
-    ----------
-    name : str
-        One of `REDUCTIONS`, or "histogram".
-    bins : (n,) numbers, optional
-        Edges of the histogram's bins, two or more, finite and rising.
-
-    Returns
-    -------
-    Reduction
-
-    Raises
-    ------
-    InputError
-        If there is no such reduction, `bins` are no edges, or `bins` are given for another reduction.
+    `name`: one of `REDUCTIONS`, or "histogram".
+    `bins`: (n,) numbers, optional: edges of the histogram's bins, two or more, finite and rising.
+    Raises `InputError` if there is no such reduction, `bins` are no edges, or `bins` are given for another reduction.
 
     Examples
     --------
@@ -99,16 +75,8 @@ def reduction_of(name: str, bins: npt.ArrayLike | None = None) -> Reduction:
 def check_values(reduction: Reduction, dtype: np.dtype[Any]) -> None:
     """Check that values of a dtype can be reduced.
 
-    Parameters
-    ----------
-    reduction : Reduction
-    dtype : dtype
-        Dtype of the values of C.
-
-    Raises
-    ------
-    MatrixError
-        If complex values are to be counted by bins.
+    `dtype`: dtype of the values of C.
+    Raises `MatrixError` if complex values are to be counted by bins.
     """
     if isinstance(reduction, Histogram) and dtype.kind == "c":
         raise MatrixError(f"values of dtype {dtype} have no order, which a histogram needs: pass real ones")
@@ -117,11 +85,7 @@ def check_values(reduction: Reduction, dtype: np.dtype[Any]) -> None:
 def spec_for(reduction: Reduction, spec: ProductSpec) -> ProductSpec:
     """Return the cheapest specification that gives the same reduction: counts need no values.
 
-    Parameters
-    ----------
-    reduction : Reduction
-    spec : ProductSpec
-        The caller's specification.
+    `spec`: the caller's specification.
     """
     if reduction in ("nnz", "row_nnz") and not spec.finishes:
         return replace(spec, semiring=SEMIRINGS["any_pair"])
@@ -133,12 +97,7 @@ def is_linear(reduction: Reduction, spec: ProductSpec, dtype: np.dtype[Any]) -> 
 
     Entries of short integers wrap before they are added up, and bools do not add: these need the product.
 
-    Parameters
-    ----------
-    reduction : Reduction
-    spec : ProductSpec
-    dtype : dtype
-        Dtype of the values of C.
+    `dtype`: dtype of the values of C.
     """
     exact = dtype.kind in "fc" or (dtype.kind in "iu" and dtype.itemsize == 8)
     return reduction in ("sum", "row_sums", "column_sums") and spec.plain and exact
@@ -153,11 +112,7 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def combine(reduction: Reduction, partials: Sequence[PartialReduction]) -> PartialReduction:
     """Combine the partial results of successive row blocks, in their order.
 
-    Parameters
-    ----------
-    reduction : Reduction
-    partials : sequence of PartialReduction
-        One at least.
+    `partials`: one at least.
 
     Examples
     --------
@@ -183,17 +138,8 @@ def combine(reduction: Reduction, partials: Sequence[PartialReduction]) -> Parti
 def final_value(reduction: Reduction, partial: PartialReduction, ncols: int) -> Any:
     """Return the reduction of C from the partial result of all its rows.
 
-    Parameters
-    ----------
-    reduction : Reduction
-    partial : PartialReduction
-    ncols : int
-        Columns of C.
-
-    Returns
-    -------
-    number or array
-        (nrows,), (ncols,) or (bins,) for reductions by row, column or bin, else a number.
+    `ncols`: columns of C.
+    Returns (nrows,), (ncols,) or (bins,) for reductions by row, column or bin, else a number.
     """
     if reduction == "column_sums":
         out = np.zeros(ncols, partial.values.dtype)
@@ -207,12 +153,8 @@ def final_value(reduction: Reduction, partial: PartialReduction, ncols: int) -> 
 def diagonal_pattern(start: int, stop: int, ncols: int) -> CSR:
     """Return rows ``[start, stop)`` of the pattern of an identity of `ncols` columns: the mask of a trace.
 
-    Parameters
-    ----------
-    start, stop : int
-        Rows of the identity.
-    ncols : int
-        Rows from `ncols` on are empty.
+    `start, stop`: rows of the identity.
+    `ncols`: rows from `ncols` on are empty.
 
     Examples
     --------

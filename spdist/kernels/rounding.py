@@ -6,11 +6,7 @@ from __future__ import annotations
 def ceil_div(a: int, b: int) -> int:
     """Return ``a / b``, rounded up.
 
-    Parameters
-    ----------
-    a : int
-    b : int
-        Above 0.
+    `b`: above 0.
 
     Examples
     --------
@@ -23,11 +19,7 @@ def ceil_div(a: int, b: int) -> int:
 def round_up(a: int, b: int) -> int:
     """Return the least multiple of `b` that is at least `a`.
 
-    Parameters
-    ----------
-    a : int
-    b : int
-        Above 0.
+    `b`: above 0.
 
     Examples
     --------

@@ -186,19 +186,10 @@ def digest(content: bytes) -> str:
 def check_function(name: str, function: Any, arguments: str) -> None:
     """Refuse values that are no function, and NumPy's functions of arrays, which Numba does not compile.
 
-    Parameters
-    ----------
-    name : str
-        Name of the option, for the message.
-    function : object
-        The value to check; None passes.
-    arguments : str
-        Arguments of the function, for the message: ``"x, y"``.
-
-    Raises
-    ------
-    InputError
-        If `function` cannot be called, or is a NumPy ufunc.
+    `name`: name of the option, for the message.
+    `function`: the value to check; None passes.
+    `arguments`: arguments of the function, for the message: ``"x, y"``.
+    Raises `InputError` if `function` cannot be called, or is a NumPy ufunc.
     """
     if function is not None and (isinstance(function, np.ufunc) or not callable(function)):
         raise InputError(f"{name}={function!r} is no function of numbers: write lambda {arguments}: ... around it")
@@ -220,92 +211,47 @@ def _constants(code: Any) -> Any:
 
 
 def plus(x: Any, y: Any) -> Any:
-    """Return the sum.
-
-    Parameters
-    ----------
-    x, y : number
-    """
+    """Return the sum."""
     return x + y
 
 
 def times(x: Any, y: Any) -> Any:
-    """Return the product.
-
-    Parameters
-    ----------
-    x, y : number
-    """
+    """Return the product."""
     return x * y
 
 
 def smaller(x: Any, y: Any) -> Any:
-    """Return the smaller; y never wins if it is NaN.
-
-    Parameters
-    ----------
-    x, y : number
-    """
+    """Return the smaller; y never wins if it is NaN."""
     return y if y < x else x
 
 
 def larger(x: Any, y: Any) -> Any:
-    """Return the larger; y never wins if it is NaN.
-
-    Parameters
-    ----------
-    x, y : number
-    """
+    """Return the larger; y never wins if it is NaN."""
     return y if y > x else x
 
 
 def either(x: Any, y: Any) -> Any:
-    """Return the bitwise OR of x and y.
-
-    Parameters
-    ----------
-    x, y : bool or int
-    """
+    """Return the bitwise OR of x and y."""
     return x | y
 
 
 def both(x: Any, y: Any) -> Any:
-    """Return the bitwise AND of x and y.
-
-    Parameters
-    ----------
-    x, y : bool or int
-    """
+    """Return the bitwise AND of x and y."""
     return x & y
 
 
 def pair(x: Any, y: Any) -> Any:
-    """Return 1, whatever the values of the two entries.
-
-    Parameters
-    ----------
-    x, y : number
-    """
+    """Return 1, whatever the values of the two entries."""
     return 1
 
 
 def first(x: Any, y: Any) -> Any:
-    """Return x.
-
-    Parameters
-    ----------
-    x, y : number
-    """
+    """Return x."""
     return x
 
 
 def second(x: Any, y: Any) -> Any:
-    """Return y.
-
-    Parameters
-    ----------
-    x, y : number
-    """
+    """Return y."""
     return y
 
 
@@ -333,10 +279,7 @@ SEMIRINGS = {
 def transposed(semiring: Semiring) -> Semiring:
     """Return the semiring by which ``B.T @ A.T`` is the transpose of ``A @ B``.
 
-    Raises
-    ------
-    InputError
-        If the semiring is a user's own: whether its operands may change places is not known.
+    Raises `InputError` if the semiring is a user's own: whether its operands may change places is not known.
     """
     if not semiring.named:
         raise InputError(
@@ -351,10 +294,7 @@ def transposed(semiring: Semiring) -> Semiring:
 def find(semiring: str | Semiring) -> Semiring:
     """Return a semiring by name, or the one given.
 
-    Raises
-    ------
-    InputError
-        If no semiring has that name.
+    Raises `InputError` if no semiring has that name.
     """
     if isinstance(semiring, Semiring):
         return semiring

@@ -148,15 +148,8 @@ def entries(m: BSR) -> CSR:
 def from_scipy(matrix: scipy.sparse.bsr_array | scipy.sparse.bsr_matrix) -> BSR:
     """Convert SciPy's `bsr_array` or `bsr_matrix` to a canonical `BSR`; canonical input is not copied.
 
-    Parameters
-    ----------
-    matrix : bsr_array or bsr_matrix
-        Duplicates are summed and block rows sorted in a copy; the input is not changed.
-
-    Raises
-    ------
-    MatrixError
-        If it is no block matrix, has a dtype spdist does not multiply, or a block column out of range.
+    `matrix`: duplicates are summed and block rows sorted in a copy; the input is not changed.
+    Raises `MatrixError` if it is no block matrix, has a dtype spdist does not multiply, or a block column out of range.
     """
     if not is_scipy_bsr(matrix):
         raise MatrixError(f"expected a scipy.sparse block matrix, got {type(matrix).__name__}")

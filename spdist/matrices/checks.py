@@ -11,17 +11,10 @@ from spdist.matrices.pattern import PatternFacts, RowArrays, Shape, pattern_fact
 def check_product_shapes(a: Shape, b: Shape, names: tuple[str, str] = ("A", "B")) -> None:
     """Check that the operands of a product fit: A is n x k and B is k x m.
 
-    Parameters
-    ----------
-    a, b : (nrows, ncols)
-    names : pair of str
-        What the message calls the operands.
-
-    Raises
-    ------
-    MatrixError
-        If A does not have as many columns as B has rows; states both shapes, and how to multiply by the transpose if
-        they are equal.
+    `a, b`: (nrows, ncols).
+    `names`: what the message calls the operands.
+    Raises `MatrixError` if A does not have as many columns as B has rows; states both shapes, and how to multiply by
+    the transpose if they are equal.
 
     Examples
     --------
@@ -41,14 +34,8 @@ def check_product_shapes(a: Shape, b: Shape, names: tuple[str, str] = ("A", "B")
 def check_mask_shape(mask: Shape, c: Shape) -> None:
     """Check that a mask has the shape of the product that it selects from.
 
-    Parameters
-    ----------
-    mask, c : (nrows, ncols)
-
-    Raises
-    ------
-    MatrixError
-        If the shapes differ; names both.
+    `mask, c`: (nrows, ncols).
+    Raises `MatrixError` if the shapes differ; names both.
 
     Examples
     --------
@@ -65,25 +52,11 @@ def check_structure(
 ) -> PatternFacts:
     """Check that the arrays fit together and that every column is in range.
 
-    Parameters
-    ----------
-    m : CSR
-        A matrix, or a row block of one.
-    name : str
-        What messages call the matrix.
-    first_row : int
-        Number of the first row in messages.
-    threads : int, optional
-        Most threads that look at a large matrix; by default one a CPU.
-
-    Returns
-    -------
-    PatternFacts
-
-    Raises
-    ------
-    MatrixError
-        Names the matrix, the row and the value.
+    `m`: A matrix, or a row block of one.
+    `name`: what messages call the matrix.
+    `first_row`: number of the first row in messages.
+    `threads`: most threads that look at a large matrix; by default one a CPU.
+    Raises `MatrixError` Names the matrix, the row and the value.
 
     Examples
     --------
@@ -131,19 +104,8 @@ def check_canonical(
 ) -> PatternFacts:
     """Check structure and canonical form.
 
-    Parameters
-    ----------
-    m, name, first_row, threads
-        As for `check_structure`.
-
-    Returns
-    -------
-    PatternFacts
-
-    Raises
-    ------
-    MatrixError
-        Names the first row that is not sorted or holds a duplicate.
+    `m, name, first_row, threads`: as for `check_structure`.
+    Raises `MatrixError` Names the first row that is not sorted or holds a duplicate.
     """
     facts = check_structure(m, name, first_row, threads)
     if facts.is_canonical:

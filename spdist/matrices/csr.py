@@ -32,23 +32,14 @@ from spdist.matrices.other_objects import refuse_other_objects
 
 @dataclass(frozen=True, slots=True)
 class CSR:
-    """A sparse matrix, or a row block of one, in compressed sparse row form.
+    """A sparse matrix, or a row block of one, in compressed sparse row form."""
 
-    Attributes
-    ----------
-    indptr : (nrows + 1,) int64
-        Row i holds entries ``indptr[i]:indptr[i + 1]``; starts at 0.
-    indices : (nnz,) int32 or int64
-        Columns.
-    data : (nnz,) bool, integer, float or complex, or blocks of these
-        Values. Blocks have `block_dtype`; rows and columns are then block rows and block columns.
-    shape : (nrows, ncols)
-    """
-
-    indptr: Int64Array
-    indices: IndexArray
+    indptr: Int64Array  # (nrows + 1,) int64: row i holds entries ``indptr[i]:indptr[i + 1]``; starts at 0
+    indices: IndexArray  # (nnz,) int32 or int64: columns
+    # (nnz,) bool, integer, float or complex, or blocks of these: values. Blocks have `block_dtype`; rows and columns
+    # are then block rows and block columns.
     data: ValueArray
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (nrows, ncols)
 
     @property
     def nrows(self) -> int:
@@ -103,16 +94,9 @@ class CSR:
 def empty(shape: tuple[int, int], dtype: npt.DTypeLike) -> CSR:
     """Return a matrix without entries.
 
-    Parameters
-    ----------
-    shape : (nrows, ncols)
-    dtype : dtype
-        Of the values.
-
-    Returns
-    -------
-    CSR
-        Its columns have the `index_dtype` of ``ncols``.
+    `shape`: (nrows, ncols).
+    `dtype`: of the values.
+    Returns its columns have the `index_dtype` of ``ncols``.
 
     Examples
     --------
@@ -139,17 +123,10 @@ def is_scipy(matrix: Any) -> bool:
 def from_scipy(matrix: Any, threads: int | None = None) -> CSR:
     """Convert any SciPy sparse matrix or array to a canonical `CSR`; canonical input is not copied.
 
-    Parameters
-    ----------
-    matrix : sparse matrix or array
-        Two-dimensional, any format. Duplicates are summed and rows sorted in a copy; the input is not changed.
-    threads : int, optional
-        Most threads that check a large matrix; by default one a CPU.
-
-    Raises
-    ------
-    MatrixError
-        If it is not a two-dimensional sparse matrix, has a dtype spdist does not multiply, or an index out of range.
+    `matrix`: two-dimensional, any format. Duplicates are summed and rows sorted in a copy; the input is not changed.
+    `threads`: most threads that check a large matrix; by default one a CPU.
+    Raises `MatrixError` if it is not a two-dimensional sparse matrix, has a dtype spdist does not multiply, or an index
+    out of range.
 
     Examples
     --------
@@ -174,20 +151,9 @@ def in_native_order(matrix: Any) -> Any:
 def arrays_of(matrix: Any, threads: int | None = None) -> CSR:
     """Return a SciPy sparse matrix or array as a `CSR` without a look at its entries.
 
-    Parameters
-    ----------
-    matrix, threads
-        As for `from_scipy`.
-
-    Returns
-    -------
-    CSR
-        Columns may be out of range, have the other index dtype, not rise, or be there twice.
-
-    Raises
-    ------
-    MatrixError
-        If it is not a two-dimensional sparse matrix, or has a dtype spdist does not multiply.
+    `matrix, threads`: as for `from_scipy`.
+    Returns columns may be out of range, have the other index dtype, not rise, or be there twice.
+    Raises `MatrixError` if it is not a two-dimensional sparse matrix, or has a dtype spdist does not multiply.
 
     Examples
     --------

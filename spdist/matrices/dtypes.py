@@ -37,12 +37,8 @@ def index_dtype(ncols: int) -> np.dtype[Any]:
 def converted(array: npt.NDArray[Any], dtype: np.dtype[Any], threads: int | None = None) -> npt.NDArray[Any]:
     """Return an array in a dtype: itself if it has it, else a copy, which several threads make if it is long.
 
-    Parameters
-    ----------
-    array : (n,) array
-    dtype : dtype
-    threads : int, optional
-        Most threads; by default one a CPU.
+    `array`: (n,) array.
+    `threads`: most threads; by default one a CPU.
 
     Examples
     --------
@@ -66,16 +62,9 @@ def converted(array: npt.NDArray[Any], dtype: np.dtype[Any], threads: int | None
 def block_dtype(dtype: np.dtype[Any], size: tuple[int, int]) -> np.dtype[Any]:
     """Return the dtype of values that are dense blocks of r x s; a `CSR` of such values is a block matrix.
 
-    Parameters
-    ----------
-    dtype : dtype
-        Of the numbers in the blocks.
-    size : (r, s)
-
-    Returns
-    -------
-    dtype
-        A structured dtype whose one field, ``block``, is an (r, s) array of `dtype`.
+    `dtype`: of the numbers in the blocks.
+    `size`: (r, s).
+    Returns A structured dtype whose one field, ``block``, is an (r, s) array of `dtype`.
 
     Examples
     --------
@@ -126,20 +115,9 @@ def number_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of a product: NumPy's ``result_type``; bool times bool is bool (an OR of ANDs).
 
-    Parameters
-    ----------
-    a, b : dtype
-        Of the values of A and B, numbers or blocks.
-
-    Returns
-    -------
-    dtype
-        Blocks of r x s times blocks of s x t give blocks of r x t.
-
-    Raises
-    ------
-    MatrixError
-        If one operand holds blocks and the other does not, or their blocks do not fit.
+    `a, b`: of the values of A and B, numbers or blocks.
+    Returns blocks of r x s times blocks of s x t give blocks of r x t.
+    Raises `MatrixError` if one operand holds blocks and the other does not, or their blocks do not fit.
 
     Examples
     --------
@@ -161,10 +139,7 @@ def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return `dtype` if spdist multiplies it: bool, integers, float32/64, complex64/128, or blocks of these.
 
-    Raises
-    ------
-    MatrixError
-        For any other dtype, float16 and long double among them.
+    Raises `MatrixError` for any other dtype, float16 and long double among them.
     """
     number = number_dtype(dtype)
     ok = number.kind in "biu" or number in map(np.dtype, ("f4", "f8", "c8", "c16"))

@@ -18,12 +18,8 @@ _homes: dict[str, str] = {}
 def register(name: str, module: str) -> None:
     """Note that function `name` lives in `module`; nothing is imported yet.
 
-    Parameters
-    ----------
-    name : str
-        Of a public function of `module`.
-    module : str
-        Full name of the module, such as ``spdist.storage.vbr``.
+    `name`: of a public function of `module`.
+    `module`: full name of the module, such as ``spdist.storage.vbr``.
     """
     _homes[name] = module
 

@@ -52,15 +52,8 @@ def _is_sparse(frame: Any) -> bool:
 def refuse_other_objects(*operands: object) -> None:
     """Refuse objects of other packages of which a matrix can be made.
 
-    Parameters
-    ----------
-    *operands : object
-        Others pass.
-
-    Raises
-    ------
-    MatrixError
-        Names the call that makes a matrix.
+    `*operands`: others pass.
+    Raises `MatrixError` Names the call that makes a matrix.
 
     Examples
     --------

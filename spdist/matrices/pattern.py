@@ -52,43 +52,27 @@ class RowArrays(Protocol):
 
 
 class PatternFacts(NamedTuple):
-    """What a scan of offsets and columns finds.
+    """What a scan of offsets and columns finds."""
 
-    Attributes
-    ----------
-    offsets_rise : bool
-        Whether offsets begin at 0, do not fall, and end at the number of columns.
-    low, high : int
-        The least and the greatest column; 0 and -1 without entries.
-    is_canonical : bool
-        Whether offsets rise, and columns rise strictly in each row.
-    """
-
-    offsets_rise: bool
+    offsets_rise: bool  # whether offsets begin at 0, do not fall, and end at the number of columns
+    # the least and the greatest column; 0 and -1 without entries
     low: int
     high: int
-    is_canonical: bool
+    is_canonical: bool  # whether offsets rise, and columns rise strictly in each row
 
 
 class PatternScan(NamedTuple):
     """Functions that scan the elements ``[first, last)`` of offsets and of columns.
 
     In canonical rows, columns fail to rise only where a row begins.
-
-    Attributes
-    ----------
-    offsets_rise : callable
-        ``offsets_rise(indptr, first, last)``: whether offsets do not fall, from the one before `first` on.
-    columns : callable
-        ``columns(indptr, indices, first, last)``: the least and the greatest of these columns, and whether they rise
-        strictly in each row, from the column before `first` on. The offsets rise.
-    part : int
-        Most elements of one call.
     """
 
+    # ``offsets_rise(indptr, first, last)``: whether offsets do not fall, from the one before `first` on
     offsets_rise: Callable[[Int64Array, int, int], bool]
+    # ``columns(indptr, indices, first, last)``: the least and the greatest of these columns, and whether they rise
+    # strictly in each row, from the column before `first` on. The offsets rise.
     columns: Callable[[Int64Array, IndexArray, int, int], tuple[int, int, bool]]
-    part: int
+    part: int  # most elements of one call
 
 
 def _offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
@@ -111,10 +95,7 @@ NUMPY = PatternScan(_offsets_rise, _columns, 1 << 16)
 def choose_scan(length: int) -> PatternScan:
     """Return the scan that takes the least time.
 
-    Parameters
-    ----------
-    length : int
-        Offsets or columns, whichever are more.
+    `length`: offsets or columns, whichever are more.
     """
     if length > MANY_ENTRIES or (length > FEW_ENTRIES and KERNELS in sys.modules):
         compiled: PatternScan = hooks.load("compiled_scan")()
@@ -125,15 +106,7 @@ def choose_scan(length: int) -> PatternScan:
 def pattern_facts(m: RowArrays, threads: int | None = None) -> PatternFacts:
     """Scan offsets and columns once, in threads and without a copy if there are many.
 
-    Parameters
-    ----------
-    m : CSR
-    threads : int, optional
-        Most threads; by default one a CPU.
-
-    Returns
-    -------
-    PatternFacts
+    `threads`: most threads; by default one a CPU.
 
     Examples
     --------

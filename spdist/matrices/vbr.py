@@ -25,21 +25,11 @@ if TYPE_CHECKING:
 
 
 class EntryLayout(NamedTuple):
-    """Where the values of a `VBR` lie when its entries are in CSR.
+    """Where the values of a `VBR` lie when its entries are in CSR."""
 
-    Attributes
-    ----------
-    positions : (nnz,) int64
-        Position among the CSR entries of each value, in the order of `VBR.data`.
-    columns : (nnz,) int64
-        Column of each value, in the same order.
-    indptr : (nrows + 1,) int64
-        Offsets of the rows in CSR.
-    """
-
-    positions: Int64Array
-    columns: Int64Array
-    indptr: Int64Array
+    positions: Int64Array  # (nnz,) int64: position among the CSR entries of each value, in the order of `VBR.data`
+    columns: Int64Array  # (nnz,) int64: column of each value, in the same order
+    indptr: Int64Array  # (nrows + 1,) int64: offsets of the rows in CSR
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,22 +184,10 @@ def from_scipy(
 ) -> VBR:
     """Convert a SciPy matrix to blocks of many sizes.
 
-    Parameters
-    ----------
-    matrix : sparse matrix or array
-    row_bounds, column_bounds : (parts + 1,) int, optional
-        Where parts begin, and the end. By default a part is a run of rows, or of columns, with the same pattern, so
-        that blocks are full.
-
-    Returns
-    -------
-    VBR
-        With a block wherever there is an entry, filled up with zeros.
-
-    Raises
-    ------
-    MatrixError
-        If the matrix cannot be converted to CSR, or the bounds do not end at its shape.
+    `row_bounds, column_bounds`: (parts + 1,) int, optional: where parts begin, and the end. By default a part is a run
+    of rows, or of columns, with the same pattern, so that blocks are full.
+    Returns with a block wherever there is an entry, filled up with zeros.
+    Raises `MatrixError` if the matrix cannot be converted to CSR, or the bounds do not end at its shape.
 
     Examples
     --------
@@ -238,10 +216,7 @@ def from_scipy(
 def runs(m: CSR) -> Int64Array:
     """Return where runs of consecutive rows with the same pattern begin, and the number of rows at the end.
 
-    Parameters
-    ----------
-    m : CSR
-        Canonical, of NumPy's arrays.
+    `m`: canonical, of NumPy's arrays.
 
     Examples
     --------

@@ -60,18 +60,8 @@ class Choice(NamedTuple):
 def prepare_by(m: CSR, method: str, threads: int, makers: Makers) -> Choice:
     """Prepare a matrix by a given method.
 
-    Parameters
-    ----------
-    m : CSR
-    method : str
-    threads : int
-    makers : dict
-        As `makers_for` returns them.
-
-    Raises
-    ------
-    InputError
-        If there is no such method for this matrix.
+    `makers`: as `makers_for` returns them.
+    Raises `InputError` if there is no such method for this matrix.
     """
     make = makers.get(method)
     if make is None:
@@ -86,18 +76,9 @@ def prepare_by(m: CSR, method: str, threads: int, makers: Makers) -> Choice:
 def makers_for(m: CSR, threads: int, stored: np.dtype[Any]) -> Makers:
     """Return the methods that suit a matrix on the device that holds it.
 
-    Parameters
-    ----------
-    m : CSR
-    threads : int
-        Threads that convert the matrix on the CPU.
-    stored : dtype
-        Dtype in which values are stored.
-
-    Returns
-    -------
-    dict
-        By method: a function without arguments that prepares the matrix.
+    `threads`: threads that convert the matrix on the CPU.
+    `stored`: dtype in which values are stored.
+    Returns by method: a function without arguments that prepares the matrix.
     """
     gpu, square = is_on_gpu(m.data), m.nrows == m.ncols
     options: dict[str, Any] = {"lanes": LANES if gpu else CPU_LANES, "dtype": stored, "threads": threads}
@@ -119,31 +100,18 @@ def makers_for(m: CSR, threads: int, stored: np.dtype[Any]) -> Makers:
 
 @dataclass
 class Trial:
-    """Candidates that have been prepared and timed.
-
-    Attributes
-    ----------
-    m : CSR
-    dtype : dtype
-        Dtype of the vectors.
-    threads : int
-    found : dict
-        By name: seconds of a product, and the prepared matrix.
-    """
+    """Candidates that have been prepared and timed."""
 
     m: CSR
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any]  # dtype of the vectors
     threads: int
+    # by name: seconds of a product, and the prepared matrix
     found: dict[str, tuple[float, PreparedMatrix]] = field(default_factory=dict)
 
     def add(self, name: str, make: Callable[[], PreparedMatrix]) -> float:
         """Prepare and time a candidate; return the seconds of a product.
 
-        Parameters
-        ----------
-        name : str
-        make : callable
-            Prepares the matrix.
+        `make`: prepares the matrix.
         """
         matrix = make()
         seconds = (gpu_seconds if is_on_gpu(self.m.data) else cpu_seconds)(matrix, self.m, self.dtype, self.threads)
@@ -164,16 +132,9 @@ class Trial:
 def choose(m: CSR, dtype: np.dtype[Any], makers: Makers, uses: int, threads: int) -> Choice:
     """Prepare a matrix by "auto": in SELL for few uses, in the fastest form of a trial for many.
 
-    Parameters
-    ----------
-    m : CSR
-    dtype : dtype
-        Dtype in which products are summed.
-    makers : dict
-        As `makers_for` returns them.
-    uses : int
-        Expected products.
-    threads : int
+    `dtype`: dtype in which products are summed.
+    `makers`: as `makers_for` returns them.
+    `uses`: expected products.
     """
     if uses < TRIAL_USES or not m.nnz:
         name = "sell" if max(m.shape) < 2**31 else "csr" if is_on_gpu(m.data) else "scipy"
@@ -190,16 +151,10 @@ def choose(m: CSR, dtype: np.dtype[Any], makers: Makers, uses: int, threads: int
 def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, threads: int | None) -> Choice:
     """Prepare a matrix for the GPU and the cores together, or for the GPU alone if that is as fast.
 
-    Parameters
-    ----------
-    m : CSR
-        On the GPU.
-    dtype, stored : dtype
-        Dtypes of sums, and of stored values.
-    uses : int
-        Expected products.
-    threads : int, optional
-        By default one per core that this process may use.
+    `m`: on the GPU.
+    `dtype, stored`: dtypes of sums, and of stored values.
+    `uses`: expected products.
+    `threads`: by default one per core that this process may use.
     """
     count = threads or count_cpus()
 
@@ -247,15 +202,9 @@ def _try_on_gpu(trial: Trial, makers: Makers, uses: int) -> None:
 def cpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
     """Return the least seconds of several products on the CPU.
 
-    Parameters
-    ----------
-    matrix : PreparedMatrix
-        A prepared form of `m`, in host memory.
-    m : CSR
-        Only its shape is read.
-    dtype : dtype
-        Dtype of x.
-    threads : int
+    `matrix`: A prepared form of `m`, in host memory.
+    `m`: only its shape is read.
+    `dtype`: dtype of x.
     """
     x = np.ones(m.ncols, dtype)
     matrix.multiply(x, None, threads)
@@ -270,16 +219,10 @@ def cpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
 def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
     """Return the mean seconds of a product on the GPU, without launch times if a CUDA graph can hold the product.
 
-    Parameters
-    ----------
-    matrix : PreparedMatrix
-        A prepared form of `m`, on the GPU.
-    m : CSR
-        Only its shape is read.
-    dtype : dtype
-        Dtype of x and y.
-    threads : int
-        Threads of the host; forms that the GPU alone multiplies ignore it.
+    `matrix`: A prepared form of `m`, on the GPU.
+    `m`: only its shape is read.
+    `dtype`: dtype of x and y.
+    `threads`: threads of the host; forms that the GPU alone multiplies ignore it.
     """
     import cupy
 

@@ -28,21 +28,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class ExchangePlan:
-    """The columns whose elements of x a part sends and receives.
+    """The columns whose elements of x a part sends and receives."""
 
-    Attributes
-    ----------
-    halo : (nhalo,) int
-        Columns that the part needs of other parts, ordered by owner.
-    receives : dict
-        By owning part: first place in the halo, and the place after the last.
-    requests : dict
-        By needing part: the columns of this part that it needs.
-    """
-
-    halo: Integers
-    receives: dict[int, tuple[int, int]]
-    requests: dict[int, Integers]
+    halo: Integers  # (nhalo,) int: columns that the part needs of other parts, ordered by owner
+    receives: dict[int, tuple[int, int]]  # by owning part: first place in the halo, and the place after the last
+    requests: dict[int, Integers]  # by needing part: the columns of this part that it needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,42 +40,22 @@ class Share:
     """The rows of one part, ready to be multiplied.
 
     Its x holds its own ``len(rows)`` elements, then the halo.
-
-    Attributes
-    ----------
-    rank : int
-    rows : (n,) int
-        Row of the matrix at each place; rows without halo come first.
-    inner : CSR
-        The rows without halo; n columns.
-    outer : CSR
-        The other rows; n own columns, then the columns of the halo.
-    sends : dict
-        By needing part: places of the elements of x to send.
-    receives : dict
-        By owning part: first place of its elements in x, and the place after the last.
     """
 
     rank: int
-    rows: Integers
-    inner: CSR
-    outer: CSR
-    sends: dict[int, Integers]
+    rows: Integers  # (n,) int: row of the matrix at each place; rows without halo come first
+    inner: CSR  # the rows without halo; n columns
+    outer: CSR  # the other rows; n own columns, then the columns of the halo
+    sends: dict[int, Integers]  # by needing part: places of the elements of x to send
+    # by owning part: first place of its elements in x, and the place after the last
     receives: dict[int, tuple[int, int]]
 
 
 def even_rows(indptr: Integers, parts: int) -> Integers:
     """Assign consecutive rows to parts, with about equal numbers of entries.
 
-    Parameters
-    ----------
-    indptr : (nrows + 1,) int
-    parts : int
-
-    Returns
-    -------
-    (nrows,) int
-        Part of each row, ascending.
+    `indptr`: (nrows + 1,) int.
+    Returns (nrows,) int: part of each row, ascending.
 
     Examples
     --------
@@ -116,12 +86,8 @@ def _span(rows: Rows) -> tuple[int, int]:
 def exchanges(needs: list[Integers], part: Integers) -> list[ExchangePlan]:
     """Plan what each part sends and receives.
 
-    Parameters
-    ----------
-    needs : list
-        By part: the result of `needed` there.
-    part : (nrows,) int
-        Part of each row.
+    `needs`: by part: the result of `needed` there.
+    `part`: (nrows,) int: part of each row.
     """
     parts = len(needs)
     halos = [columns[np.argsort(part[columns], kind="stable")] for columns in needs]
@@ -139,14 +105,9 @@ def exchanges(needs: list[Integers], part: Integers) -> list[ExchangePlan]:
 def share(rank: int, rows: Rows, exchange: ExchangePlan) -> Share:
     """Reorder a part's rows so that those without halo come first, and number their columns by places in the part's x.
 
-    Parameters
-    ----------
-    rank : int
-        Number of the part.
-    rows : Rows
-        The part's rows, with the columns of the whole matrix.
-    exchange : ExchangePlan
-        The part's entry in the result of `exchanges`.
+    `rank`: number of the part.
+    `rows`: the part's rows, with the columns of the whole matrix.
+    `exchange`: the part's entry in the result of `exchanges`.
     """
     numbers, m, count = rows.numbers, rows.matrix, len(rows.numbers)
     whole = m.to_scipy()

@@ -38,15 +38,9 @@ class HaloExchange(Protocol):
 class HostHaloExchange:
     """HaloExchange by sockets, a connection between any two parts.
 
-    Parameters
-    ----------
-    share : Share
-    listener : Listener
-        Accepts connections to this part.
-    addresses : list
-        Address of each part's listener.
-    key : bytes
-        Secret that only the parts know.
+    `listener`: accepts connections to this part.
+    `addresses`: address of each part's listener.
+    `key`: secret that only the parts know.
     """
 
     def __init__(self, share: Share, listener: Listener, addresses: list[Any], key: bytes) -> None:
@@ -115,15 +109,9 @@ class NcclHaloExchange:
 
     The host waits for nothing, and the streams wait for each other by events alone, so a CUDA graph can capture both.
 
-    Parameters
-    ----------
-    share : Share
-    size : int
-        Number of parts.
-    name : tuple
-        Identifier of the communicator, from part 0.
-    dtype : dtype
-        Dtype of x.
+    `size`: number of parts.
+    `name`: identifier of the communicator, from part 0.
+    `dtype`: dtype of x.
     """
 
     def __init__(self, share: Share, size: int, name: tuple[int, ...], dtype: np.dtype[Any]) -> None:

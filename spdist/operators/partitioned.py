@@ -47,12 +47,8 @@ class PartitionMember:
 
     It is the first argument of functions that run on all workers.
 
-    Attributes
-    ----------
-    rows : (n,) int
-        The rows of the matrix on this worker, in the order of its vectors.
-    x : (n,) array
-        A vector that `matvec` does not copy: solvers may keep the vector that they multiply here.
+    `rows`: (n,) int: the rows of the matrix on this worker, in the order of its vectors.
+    `x`: (n,) array: A vector that `matvec` does not copy: solvers may keep the vector that they multiply here.
     """
 
     def __init__(
@@ -69,11 +65,8 @@ class PartitionMember:
 
         Rows that need no halo are multiplied while the halo is exchanged.
 
-        Parameters
-        ----------
-        x : (n,) array
-            This part of the vector.
-        out : (n,) array, optional
+        `x`: (n,) array: this part of the vector.
+        `out`: (n,) array, optional.
         """
         if x is not self.x:
             self.x[...] = x

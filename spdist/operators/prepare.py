@@ -96,33 +96,16 @@ def sell_operator(
 ) -> Operator:  # fmt: skip
     """Prepare a sparse matrix in SELL-C-sigma.
 
-    Parameters
-    ----------
-    a : sparse matrix or array
-        SciPy's or CuPy's.
-    C : int
-        Rows of a SELL chunk. On the GPU, a divisor of 32: T = 32 / C lanes share a row.
-    sigma : int or "auto"
-        Rows of the windows that are sorted by length; "auto" chooses the value that moves fewest bytes.
-    T : int, optional
-        Lanes of a row, a power of 2. On the CPU too, so that a matrix can be prepared there for the GPU.
-    index : {"auto", "narrow", "wide"}
-        Column indices: the shortest form for each SELL chunk, 16-bit offsets if they fit, or 32-bit numbers.
-    block : int or "auto"
-        Side of the dense blocks to detect; 1 for none.
-    dtype, threads
-        As for `operator`.
-
-    Returns
-    -------
-    Operator
-
-    Raises
-    ------
-    MatrixError
-        If `a` is no matrix that spdist multiplies, or a SELL chunk would have more than 32 lanes on the GPU.
-    InputError
-        If a parameter has none of the values above.
+    `a`: SciPy's or CuPy's.
+    `C`: rows of a SELL chunk. On the GPU, a divisor of 32: T = 32 / C lanes share a row.
+    `sigma`: rows of the windows that are sorted by length; "auto" chooses the value that moves fewest bytes.
+    `T`: lanes of a row, a power of 2. On the CPU too, so that a matrix can be prepared there for the GPU.
+    `index`: column indices: the shortest form for each SELL chunk, 16-bit offsets if they fit, or 32-bit numbers.
+    `block`: side of the dense blocks to detect; 1 for none.
+    `dtype, threads`: as for `operator`.
+    Raises `MatrixError` if `a` is no matrix that spdist multiplies, or a SELL chunk would have more than 32 lanes on
+    the GPU.
+    Raises `InputError` if a parameter has none of the values above.
 
     References
     ----------
@@ -155,26 +138,12 @@ def _check_format(C: int, sigma: int | str, T: int | None, index: str, block: in
 def ehyb_operator(a: Any, *, part: IndexArray | None = None, dtype: npt.DTypeLike | None = None) -> Operator:
     """Prepare a square matrix of CuPy's in EHYB: parts whose share of x a thread block keeps in shared memory.
 
-    Parameters
-    ----------
-    a : cupyx.scipy.sparse matrix
-        Square.
-    part : (nrows,) int, optional
-        Part of each row; by default METIS chooses, which needs pymetis.
-    dtype : dtype, optional
-        As for `operator`.
-
-    Returns
-    -------
-    Operator
-        Its `permuted` works in the order of the parts, so that x and y are not reordered for each product.
-
-    Raises
-    ------
-    MatrixError
-        If `a` is not square, not on the GPU, or `part` does not fit.
-    InputError
-        If `part` is missing and pymetis is not installed.
+    `a`: square.
+    `part`: (nrows,) int, optional: part of each row; by default METIS chooses, which needs pymetis.
+    `dtype`: as for `operator`.
+    Returns its `permuted` works in the order of the parts, so that x and y are not reordered for each product.
+    Raises `MatrixError` if `a` is not square, not on the GPU, or `part` does not fit.
+    Raises `InputError` if `part` is missing and pymetis is not installed.
 
     References
     ----------

@@ -78,11 +78,8 @@ class Space(Protocol):
     def matvec(self, x: DeviceArray, out: DeviceArray | None = None) -> Any:
         """Return ``A @ x``; write it to `out` if it is given.
 
-        Parameters
-        ----------
-        x : (n,) array
-            This part of the vector.
-        out : (n,) array, optional
+        `x`: (n,) array: this part of the vector.
+        `out`: (n,) array, optional.
         """
 
     def total(self, values: DeviceArray) -> Any:
@@ -255,26 +252,13 @@ def conjugate_gradient_loop(
 ) -> tuple[Any, int, float, bool, float, str]:  # fmt: skip
     """Run conjugate gradients on one part of a system, or on the whole of it.
 
-    Parameters
-    ----------
-    space : Space
-        The matrix, and sums over all parts.
-    b : (n,) array
-        This part's elements of the right-hand side.
-    x : (n,) array
-        This part's elements of the first guess; not changed.
-    scale : (n,) array, optional
-        ``scale * r`` is the preconditioned residual.
-    rtol : float
-        Iterations end once ``|r| <= rtol |b|``.
-    maxiter : int
-    cuda_graph : bool
-        Whether iterations on a GPU are captured as a CUDA graph.
-
-    Returns
-    -------
-    tuple
-        The fields of `Solution`, in order.
+    `space`: the matrix, and sums over all parts.
+    `b`: (n,) array: this part's elements of the right-hand side.
+    `x`: (n,) array: this part's elements of the first guess; not changed.
+    `scale`: (n,) array, optional: ``scale * r`` is the preconditioned residual.
+    `rtol`: iterations end once ``|r| <= rtol |b|``.
+    `cuda_graph`: whether iterations on a GPU are captured as a CUDA graph.
+    Returns the fields of `Solution`, in order.
     """
     begin, x, p, sums = time.perf_counter(), x.copy(), space.x, space.xp.zeros(4)
     update, q = updates_of(p), space.xp.empty_like(b)
@@ -307,24 +291,12 @@ def pagerank_loop(
 ) -> tuple[Any, int, float, bool, float, str]:
     """Run PageRank on one part of a graph, or on the whole of it.
 
-    Parameters
-    ----------
-    space : Space
-        The matrix that moves ranks along links, and sums over all parts.
-    start : (n,) array
-        This part's first ranks; the ranks of all parts add up to 1.
-    damping : float
-        Chance to follow a link.
-    tolerance : float
-        Iterations end once ranks change by no more than this in total.
-    maxiter : int
-    cuda_graph : bool
-        Whether iterations on a GPU are captured as a CUDA graph.
-
-    Returns
-    -------
-    tuple
-        The fields of `Solution`, in order.
+    `space`: the matrix that moves ranks along links, and sums over all parts.
+    `start`: (n,) array: this part's first ranks; the ranks of all parts add up to 1.
+    `damping`: chance to follow a link.
+    `tolerance`: iterations end once ranks change by no more than this in total.
+    `cuda_graph`: whether iterations on a GPU are captured as a CUDA graph.
+    Returns the fields of `Solution`, in order.
     """
     begin, ranks, sums = time.perf_counter(), space.x, space.xp.zeros(2)
     update, moved = updates_of(ranks), space.xp.empty_like(start)

@@ -41,16 +41,8 @@ def is_full(error: BaseException) -> bool:
 def full_disk(what: str, error: BaseException) -> SpdistError:
     """Return the exception to raise when the disk has no room for C.
 
-    Parameters
-    ----------
-    what : str
-        C, as the message calls it.
-    error : Exception
-        The system's error.
-
-    Returns
-    -------
-    SpdistError
+    `what`: C, as the message calls it.
+    `error`: the system's error.
     """
     return SpdistError(
         f"{what}: the disk is full ({error}); finished rows are kept. Free space and continue with --resume"
@@ -60,30 +52,17 @@ def full_disk(what: str, error: BaseException) -> SpdistError:
 def ignore_progress(done: int, total: int) -> None:
     """Ignore a progress report.
 
-    Parameters
-    ----------
-    done, total : int
-        As in `Progress`.
+    `done, total`: as in `Progress`.
     """
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Place to which a target is written until it is complete.
+    """Place to which a target is written until it is complete."""
 
-    Attributes
-    ----------
-    url : str
-        Path or URL to write to. It is on the target's file system, so that one rename moves it to the target.
-    scratch : Path
-        An empty local directory for temporary files.
-    target : str
-        Where the matrix goes, normalised.
-    """
-
-    url: str
-    scratch: Path
-    target: str
+    url: str  # path or URL to write to. It is on the target's file system, so that one rename moves it to the target.
+    scratch: Path  # an empty local directory for temporary files
+    target: str  # where the matrix goes, normalised
 
 
 @contextmanager
@@ -95,29 +74,14 @@ def staged_matrix(
     Temporary files are next to a local target, because a disk with room for the matrix has room for them; for a URL
     they are in ``$TMPDIR``.
 
-    Parameters
-    ----------
-    target : str or Path
-        A path or an fsspec URL.
-    overwrite : bool
-        Whether a matrix at `target` may be replaced.
-    steal : bool
-        As for `hold_target`.
-    shape : (nrows, ncols), optional
-        Of the matrix, in single rows and columns, if it is known: one that does not fit the AnnData around `target` is
-        refused before anything is written, and not only at the end.
-
-    Yields
-    ------
-    Stage
-
-    Raises
-    ------
-    InputError
-        If `target` exists and `overwrite` is false, or it holds something other than a matrix; or the matrix does not
-        fit the AnnData around it.
-    SpdistError
-        If the disk is full.
+    `target`: A path or an fsspec URL.
+    `overwrite`: whether a matrix at `target` may be replaced.
+    `steal`: as for `hold_target`.
+    `shape`: (nrows, ncols), optional: of the matrix, in single rows and columns, if it is known: one that does not fit
+    the AnnData around `target` is refused before anything is written, and not only at the end.
+    Raises `InputError` if `target` exists and `overwrite` is false, or it holds something other than a matrix; or the
+    matrix does not fit the AnnData around it.
+    Raises `SpdistError` if the disk is full.
     """
     url = locations.normalise(target)
     check_parents(url)
@@ -146,25 +110,11 @@ def staged_matrix(
 def staged_file(target: str | Path, *, overwrite: bool, steal: bool = False) -> Iterator[Path]:
     """Yield a path to write a local file to; rename it to `target` on a normal exit, delete it on any other.
 
-    Parameters
-    ----------
-    target : str or Path
-        A local path.
-    overwrite : bool
-        Whether a file at `target` may be replaced.
-    steal : bool
-        As for `hold_target`.
-
-    Yields
-    ------
-    Path
-
-    Raises
-    ------
-    InputError
-        If `target` exists and `overwrite` is false, or it is a directory.
-    SpdistError
-        If the disk is full.
+    `target`: A local path.
+    `overwrite`: whether a file at `target` may be replaced.
+    `steal`: as for `hold_target`.
+    Raises `InputError` if `target` exists and `overwrite` is false, or it is a directory.
+    Raises `SpdistError` if the disk is full.
     """
     url = locations.normalise(target)
     if not locations.is_local(url):
@@ -218,15 +168,8 @@ def _temporary_name(url: str, depth: int) -> str:
 def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator[None]:
     """Replace an error that says that there is no room to write by ``refusal(error)``; others pass.
 
-    Parameters
-    ----------
-    refusal : callable
-        Takes the error and returns the exception to raise instead.
-
-    Raises
-    ------
-    SpdistError
-        From ``refusal(error)``.
+    `refusal`: takes the error and returns the exception to raise instead.
+    Raises `SpdistError` From ``refusal(error)``.
     """
     try:
         yield

@@ -39,23 +39,12 @@ ENTRIES = 1 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """The bytes that a matrix takes in blocks of one size.
+    """The bytes that a matrix takes in blocks of one size."""
 
-    Attributes
-    ----------
-    size : (r, s)
-    fill : float
-        Numbers stored for each entry; 1 if blocks are full.
-    bytes_per_entry : float
-        Bytes for each entry of the matrix if it is stored in blocks.
-    without : float
-        Bytes for each entry if it is stored without blocks.
-    """
-
-    size: BlockSize
-    fill: float
-    bytes_per_entry: float
-    without: float
+    size: BlockSize  # (r, s)
+    fill: float  # numbers stored for each entry; 1 if blocks are full
+    bytes_per_entry: float  # bytes for each entry of the matrix if it is stored in blocks
+    without: float  # bytes for each entry if it is stored without blocks
 
     @property
     def pays(self) -> bool:
@@ -66,16 +55,9 @@ class Cost:
 def cut_rows(m: CSR, size: BlockSize) -> BSR:
     """Return a canonical matrix of numbers in blocks.
 
-    Parameters
-    ----------
-    m : CSR
-        Its rows and columns are multiples of the block's.
-    size : (r, s)
-
-    Returns
-    -------
-    BSR
-        Of the shape of `m`; block rows are sorted, and each block has at least one entry of `m`.
+    `m`: its rows and columns are multiples of the block's.
+    `size`: (r, s).
+    Returns of the shape of `m`; block rows are sorted, and each block has at least one entry of `m`.
 
     Examples
     --------
@@ -95,17 +77,9 @@ def cut_rows(m: CSR, size: BlockSize) -> BSR:
 def costs(matrix: StoredMatrix, sizes: list[BlockSize] | None = None) -> list[Cost]:
     """Estimate the bytes that blocks of some sizes would take, from ranges of rows all over the matrix.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-        Of numbers.
-    sizes : list of (r, s), optional
-        By default all sizes that divide the matrix, up to 16 x 16, except 1 x 1.
-
-    Returns
-    -------
-    list of Cost
-        Without sizes for which no sampled entry lies in a whole block.
+    `matrix`: of numbers.
+    `sizes`: by default all sizes that divide the matrix, up to 16 x 16, except 1 x 1.
+    Returns without sizes for which no sampled entry lies in a whole block.
     """
     if sizes is None:
         sides = [[n for n in range(1, LONGEST_SIDE + 1) if length % n == 0] for length in matrix.shape]
@@ -139,20 +113,10 @@ def _samples(matrix: StoredMatrix) -> Iterator[tuple[int, int, Int64Array, Int64
 def natural_size(matrix: StoredMatrix, name: str) -> BlockSize:
     """Return the block size in which a matrix takes fewest bytes.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-    name : str
-        What messages call the matrix.
-
-    Returns
-    -------
-    (r, s)
-
-    Raises
-    ------
-    InputError
-        If the matrix takes more bytes in blocks of any size than without; states the bytes of the best size.
+    `name`: what messages call the matrix.
+    Returns (r, s).
+    Raises `InputError` if the matrix takes more bytes in blocks of any size than without; states the bytes of the best
+    size.
     """
     found = costs(matrix)
     if not found:
@@ -174,21 +138,12 @@ def _check(cost: Cost, name: str) -> None:
 def store_blocks(matrix: StoredMatrix, url: str, size: BlockSize, facts: dict[str, Any], name: str) -> None:
     """Write a stored matrix of numbers as blocks.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-    url : str
-        Target; must not exist.
-    size : (r, s)
-    facts : dict
-        Provenance, kept under the attribute ``spdist``.
-    name : str
-        What messages call the matrix.
-
-    Raises
-    ------
-    InputError
-        If blocks of this size do not divide the matrix, or would take more bytes than none; states the bytes.
+    `url`: target; must not exist.
+    `size`: (r, s).
+    `facts`: provenance, kept under the attribute ``spdist``.
+    `name`: what messages call the matrix.
+    Raises `InputError` if blocks of this size do not divide the matrix, or would take more bytes than none; states the
+    bytes.
     """
     r, s = size
     if matrix.nrows % r or matrix.ncols % s:
@@ -266,15 +221,8 @@ class _Numbers:
 def as_numbers(matrix: StoredMatrix) -> StoredMatrix:
     """Return a view of a stored block matrix as a matrix of numbers, zeros inside blocks included.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-        Returned unchanged if it stores numbers.
-
-    Returns
-    -------
-    StoredMatrix
-        Keeps the offsets of block rows in memory, 8 bytes each, and reads whole block rows.
+    `matrix`: returned unchanged if it stores numbers.
+    Returns keeps the offsets of block rows in memory, 8 bytes each, and reads whole block rows.
     """
     size = blocksize(matrix.dtype)
     if size is None:

@@ -51,14 +51,6 @@ _DIGEST = 32  # bytes of the digest at the end
 def pack(tables: Sequence[Table]) -> bytes:
     """Return tables as bytes: a header with the version, the length of each table, the tables, a digest.
 
-    Parameters
-    ----------
-    tables : sequence of (n,) uint32
-
-    Returns
-    -------
-    bytes
-
     Examples
     --------
     >>> [table.tolist() for table in unpack(pack([np.array([7, 8], np.uint32)]))]
@@ -72,18 +64,7 @@ def pack(tables: Sequence[Table]) -> bytes:
 def unpack(raw: bytes) -> list[Table]:
     """Return the tables that `pack` turned into bytes.
 
-    Parameters
-    ----------
-    raw : bytes
-
-    Returns
-    -------
-    list of (n,) uint32
-
-    Raises
-    ------
-    ValueError
-        If the bytes are damaged, or of another version; says which.
+    Raises `ValueError` if the bytes are damaged, or of another version; says which.
     """
     if len(raw) < _HEAD.size + _DIGEST or not raw.startswith(MAGIC):
         raise ValueError("it is no table of checksums")
@@ -103,14 +84,9 @@ def unpack(raw: bytes) -> list[Table]:
 
 @dataclass(frozen=True)
 class Checksums:
-    """The crc32c at the end of each Zarr chunk of each array of a matrix.
+    """The crc32c at the end of each Zarr chunk of each array of a matrix."""
 
-    Attributes
-    ----------
-    indptr, indices, data : (n,) uint32
-        By the number of the Zarr chunk.
-    """
-
+    # (n,) uint32: by the number of the Zarr chunk
     indptr: Table
     indices: Table
     data: Table
@@ -123,10 +99,7 @@ class Checksums:
     def from_bytes(cls, raw: bytes) -> Self:
         """Return the tables that `to_bytes` turned into bytes.
 
-        Raises
-        ------
-        ValueError
-            If the bytes are damaged, or of another version; says which.
+        Raises `ValueError` if the bytes are damaged, or of another version; says which.
         """
         tables = unpack(raw)
         if len(tables) != 3:
@@ -136,18 +109,12 @@ class Checksums:
 
 @dataclass(frozen=True)
 class ChunkFiles:
-    """The files of the Zarr chunks of one array.
+    """The files of the Zarr chunks of one array."""
 
-    Attributes
-    ----------
-    url, name : str
-        The matrix and the array in it.
-    prefix, suffix : str
-        The parts of a Zarr chunk's key before and after its number, relative to the matrix.
-    """
-
+    # the matrix and the array in it
     url: str
     name: str
+    # the parts of a Zarr chunk's key before and after its number, relative to the matrix
     prefix: str
     suffix: str
 
@@ -167,12 +134,8 @@ class ChunkFiles:
     def error(self, k: int, what: str) -> CorruptError:
         """Return the error to raise for a Zarr chunk.
 
-        Parameters
-        ----------
-        k : int
-            Number of the Zarr chunk.
-        what : str
-            The problem, such as "is missing".
+        `k`: number of the Zarr chunk.
+        `what`: the problem, such as "is missing".
         """
         return CorruptError(
             f"{self.url}: Zarr chunk {k} of array '{self.name}' ({self.key(k)}) {what}; restore it from a copy or "
@@ -186,14 +149,9 @@ class ChunkFiles:
     def open(self, k: int) -> tuple[int, int]:
         """Open the local file of Zarr chunk `k`; return its descriptor and its bytes.
 
-        Raises
-        ------
-        CorruptError
-            If it is missing, or no regular file.
-        MatrixError
-            If the system denies reading it.
-        SpdistError
-            If the system cannot open it for another reason.
+        Raises `CorruptError` if it is missing, or no regular file.
+        Raises `MatrixError` if the system denies reading it.
+        Raises `SpdistError` if the system cannot open it for another reason.
         """
         try:
             return open_regular(self.path(k))
@@ -209,10 +167,7 @@ class ChunkFiles:
     def check_decoded_size(self, k: int, codecs: Codecs) -> None:
         """Refuse Zarr chunk `k` of a local matrix if it decodes to far more bytes than its array declares.
 
-        Raises
-        ------
-        CorruptError
-            If it does; or it is missing, or no regular file.
+        Raises `CorruptError` if it does; or it is missing, or no regular file.
         """
         descriptor, size = self.open(k)
         try:
@@ -225,10 +180,7 @@ class ChunkFiles:
     def checksums(self, first: int, last: int) -> Table:
         """Return the last four bytes of Zarr chunks ``[first:last)``, as numbers.
 
-        Raises
-        ------
-        CorruptError
-            If a Zarr chunk is missing, shorter than its checksum, or no regular file.
+        Raises `CorruptError` if a Zarr chunk is missing, shorter than its checksum, or no regular file.
         """
         batches = [(k, min(k + BATCH, last)) for k in range(first, last, BATCH)]
         if not is_local(self.url):
@@ -279,10 +231,8 @@ class ChunkFiles:
     def digests(self, first: int, last: int, codecs: Codecs) -> Iterator[bytes]:
         """Yield a digest of each of the Zarr chunks ``[first:last)``, which are read whole.
 
-        Raises
-        ------
-        CorruptError
-            At the first Zarr chunk that is missing, no regular file, or decodes to far more bytes than declared.
+        Raises `CorruptError` At the first Zarr chunk that is missing, no regular file, or decodes to far more bytes
+        than declared.
         """
         for k in range(first, last):
             if is_local(self.url):
@@ -301,10 +251,7 @@ class ChunkFiles:
 def misplaced(found: int, table: Table) -> str:
     """Return what is wrong with a Zarr chunk that ends in the checksum `found`, which is another's or nobody's.
 
-    Parameters
-    ----------
-    found : int
-    table : (n,) uint32
+    `table`: (n,) uint32.
 
     Examples
     --------
@@ -325,12 +272,7 @@ def digest_of(raw: bytes) -> str:
 def write_table(url: str, name: str, table: Table) -> str:
     """Write the table of array `name`; return its digest.
 
-    Parameters
-    ----------
-    url : str
-        The matrix.
-    name : str
-    table : Table
+    `url`: the matrix.
     """
     raw = pack([table])
     locations.put(url, f"{name}/{NOTE}", raw)
@@ -341,23 +283,11 @@ def write_table(url: str, name: str, table: Table) -> str:
 def read_table(url: str, name: str, digest: str, length: int) -> Table:
     """Return the table of an array, cached in the process.
 
-    Parameters
-    ----------
-    url, name : str
-        The matrix and the array in it.
-    digest : str
-        From `write_table`.
-    length : int
-        Zarr chunks of the array.
-
-    Returns
-    -------
-    (length,) uint32
-
-    Raises
-    ------
-    CorruptError
-        If the table is missing or damaged, or belongs to another matrix.
+    `url, name`: the matrix and the array in it.
+    `digest`: from `write_table`.
+    `length`: Zarr chunks of the array.
+    Returns (length,) uint32.
+    Raises `CorruptError` if the table is missing or damaged, or belongs to another matrix.
     """
     try:
         raw = read_small(url, f"{name}/{NOTE}")
@@ -379,12 +309,8 @@ def read_table(url: str, name: str, digest: str, length: int) -> Table:
 def read_small(url: str, key: str) -> bytes:
     """Return the bytes of a small file; a local one must be a regular file.
 
-    Parameters
-    ----------
-    url : str
-        The matrix.
-    key : str
-        Path of the file, relative to the matrix.
+    `url`: the matrix.
+    `key`: path of the file, relative to the matrix.
     """
     if is_local(url):
         descriptor, _ = open_regular(f"{local_path(url)}/{key}")

@@ -73,33 +73,17 @@ class ChunkedArray:
     """A one-dimensional Zarr array of numbers, or a three-dimensional one whose elements are blocks.
 
     It is read and written by whole Zarr chunks, and pickles without being opened.
-
-    Attributes
-    ----------
-    url, name : str
-        The matrix and the array in it.
-    length : int
-        Elements.
-    chunk : int
-        Elements of one Zarr chunk (of one shard, if the array is sharded).
-    metadata : str
-        Zarr's own metadata document, as JSON, with a length that no write exceeds.
-    checked : bool
-        Whether the last codec is crc32c.
-    dtype : dtype
-        Of the elements; a `block_dtype` if they are blocks.
-    table : str
-        Digest of the table of checksums that spdist wrote; empty if there is none.
     """
 
+    # the matrix and the array in it
     url: str = field(repr=False)
     name: str
-    length: int
-    chunk: int
-    metadata: str
-    checked: bool
-    dtype: np.dtype[Any] = field(compare=False)
-    table: str = ""
+    length: int  # elements
+    chunk: int  # elements of one Zarr chunk (of one shard, if the array is sharded)
+    metadata: str  # Zarr's own metadata document, as JSON, with a length that no write exceeds
+    checked: bool  # whether the last codec is crc32c
+    dtype: np.dtype[Any] = field(compare=False)  # of the elements; a `block_dtype` if they are blocks
+    table: str = ""  # digest of the table of checksums that spdist wrote; empty if there is none
 
     @property
     def nchunks(self) -> int:
@@ -114,10 +98,7 @@ class ChunkedArray:
     def read(self, first: int, last: int) -> ValueArray:
         """Read elements ``[first:last)``: a view of the decoded Zarr chunks that hold them, each of them checked.
 
-        Raises
-        ------
-        CorruptError
-            If a Zarr chunk is missing, truncated or altered; names it.
+        Raises `CorruptError` if a Zarr chunk is missing, truncated or altered; names it.
         """
         if first >= last:
             return np.empty(0, self.dtype)
@@ -128,10 +109,7 @@ class ChunkedArray:
     def read_into(self, out: ValueArray, first: int) -> None:
         """Fill `out` with the elements from `first` on; whole Zarr chunks are decoded into it without a copy.
 
-        Raises
-        ------
-        CorruptError
-            If a Zarr chunk is missing, truncated or altered; names the chunk.
+        Raises `CorruptError` if a Zarr chunk is missing, truncated or altered; names the chunk.
         """
         last = first + len(out)
         k0, k1 = -(-first // self.chunk), last // self.chunk
@@ -238,40 +216,24 @@ class ChunkedArray:
 
         Only regular files are read, so that nothing waits for a writer.
 
-        Raises
-        ------
-        CorruptError
-            If a Zarr chunk is missing, truncated, or no regular file; names array and Zarr chunk.
+        Raises `CorruptError` if a Zarr chunk is missing, truncated, or no regular file; names array and Zarr chunk.
         """
         return self.files.checksums(first, last)
 
     def expected(self) -> Table:
         """Return the array's table of checksums.
 
-        Raises
-        ------
-        CorruptError
-            If the table is missing or damaged.
+        Raises `CorruptError` if the table is missing or damaged.
         """
         return read_table(self.url, self.name, self.table, self.nchunks)
 
     def check_places(self, first: int = 0, last: int | None = None) -> Table:
         """Compare the checksums at the ends of Zarr chunks with the array's table.
 
-        Parameters
-        ----------
-        first, last : int
-            Zarr chunks ``[first:last)``; by default all.
-
-        Returns
-        -------
-        (last - first,) uint32
-            The checksums.
-
-        Raises
-        ------
-        CorruptError
-            At the first Zarr chunk that is missing, altered or in the wrong place; or if the table is damaged.
+        `first, last`: Zarr chunks ``[first:last)``; by default all.
+        Returns (last - first,) uint32: the checksums.
+        Raises `CorruptError` At the first Zarr chunk that is missing, altered or in the wrong place; or if the table is
+        damaged.
         """
         last = self.nchunks if last is None else last
         wanted = self.expected()
@@ -284,10 +246,7 @@ class ChunkedArray:
     def digests(self) -> Iterator[bytes]:
         """Yield checksums of Zarr chunks, or digests of whole Zarr chunks if these have no checksums.
 
-        Raises
-        ------
-        CorruptError
-            At the first Zarr chunk that is missing, or differs from the array's table.
+        Raises `CorruptError` At the first Zarr chunk that is missing, or differs from the array's table.
         """
         if self.table:
             yield self.check_places().tobytes()
@@ -468,20 +427,10 @@ def _chunk_files(url: str, name: str, metadata: str) -> ChunkFiles:
 def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:
     """Return an array that can be written by Zarr chunks before its length is known; nothing is written yet.
 
-    Parameters
-    ----------
-    url, name : str
-        The matrix and the array in it.
-    dtype : dtype
-    chunk : int
-        Elements of a Zarr chunk.
-    compressed : bool
-        Whether to compress with Blosc (LZ4, byte shuffle); crc32c is added in either case.
-
-    Returns
-    -------
-    ChunkedArray
-        Of length `UNBOUNDED`.
+    `url, name`: the matrix and the array in it.
+    `chunk`: elements of a Zarr chunk.
+    `compressed`: whether to compress with Blosc (LZ4, byte shuffle); crc32c is added in either case.
+    Returns of length `UNBOUNDED`.
     """
     shape = UNBOUNDED, *(blocksize(dtype) or ())
     metadata = json.dumps(array_document(number_dtype(dtype), shape, chunk, packed=compressed))
@@ -509,16 +458,10 @@ def compresses(values: ValueArray) -> bool:
 def from_document(url: str, name: str, document: dict[str, Any], size: tuple[int, ...], table: str) -> ChunkedArray:
     """Return an array of spdist's own, whose metadata are what was written, as a `ChunkedArray`.
 
-    Parameters
-    ----------
-    url, name : str
-        The matrix and the array in it.
-    document : dict
-        Zarr's metadata, of which `codec_of` is not None.
-    size : (r, s) or ()
-        Rows and columns of the blocks that the array holds; empty for an array of numbers.
-    table : str
-        Digest of the array's table of checksums.
+    `url, name`: the matrix and the array in it.
+    `document`: Zarr's metadata, of which `codec_of` is not None.
+    `size`: (r, s) or (): rows and columns of the blocks that the array holds; empty for an array of numbers.
+    `table`: digest of the array's table of checksums.
     """
     length, chunk = document["shape"][0], document["chunk_grid"]["configuration"]["chunk_shape"][0]
     codec = codec_of(json.dumps(document))
@@ -531,24 +474,10 @@ def from_document(url: str, name: str, document: dict[str, Any], size: tuple[int
 def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...] = (), table: str = "") -> ChunkedArray:
     """Return a stored Zarr array as a `ChunkedArray`.
 
-    Parameters
-    ----------
-    url, name : str
-        The matrix and the array in it.
-    array : zarr.Array
-    size : (r, s) or ()
-        Rows and columns of the blocks that the array must hold; empty for an array of numbers.
-    table : str
-        Digest of the array's table of checksums; empty if there is none.
-
-    Returns
-    -------
-    ChunkedArray
-
-    Raises
-    ------
-    MatrixError
-        If the array has other dimensions, or its Zarr chunks have unequal lengths or cut blocks.
+    `url, name`: the matrix and the array in it.
+    `size`: (r, s) or (): rows and columns of the blocks that the array must hold; empty for an array of numbers.
+    `table`: digest of the array's table of checksums; empty if there is none.
+    Raises `MatrixError` if the array has other dimensions, or its Zarr chunks have unequal lengths or cut blocks.
     """
     metadata = array.metadata
     if array.ndim != 1 + len(size) or array.shape[1:] != size:

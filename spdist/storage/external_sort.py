@@ -55,22 +55,14 @@ class RowSorter:
 
     The bound is about ten times `bucket_bytes`, or twenty times the longest row if that is more.
 
-    Parameters
-    ----------
-    directory : Path
-        Existing directory for spilled entries, used by nothing else; an entry takes 12 to 32 bytes there.
-    shape : (nrows, ncols)
-    dtype : dtype
-        Of the values.
-    expected : int
-        Estimated number of entries; a wrong estimate costs time, not correctness.
-    bucket_bytes : int
-        Bytes of the entries of one bucket.
-    duplicates : {"sum", "max", "min", "first"}
-        Of entries in one position, their sum in the order in which they were added, the largest, the smallest or the
-        first.
-    cuts : array of int, optional
-        First rows of the buckets, rising from 0; by default all buckets have as many rows.
+    `directory`: existing directory for spilled entries, used by nothing else; an entry takes 12 to 32 bytes there.
+    `shape`: (nrows, ncols).
+    `dtype`: of the values.
+    `expected`: estimated number of entries; a wrong estimate costs time, not correctness.
+    `bucket_bytes`: bytes of the entries of one bucket.
+    `duplicates`: of entries in one position, their sum in the order in which they were added, the largest, the smallest
+    or the first.
+    `cuts`: first rows of the buckets, rising from 0; by default all buckets have as many rows.
     """
 
     def __init__(
@@ -201,18 +193,9 @@ class RowSorter:
 def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -> Entries:
     """Sort entries by row, then column; combine duplicates in the order in which they are given.
 
-    Parameters
-    ----------
-    entries : Entries
-    ncols : int
-        Columns of the matrix.
-    duplicates : {"sum", "max", "min", "first"}
-        Of entries in one position, their sum, the largest, the smallest or the first.
-
-    Returns
-    -------
-    Entries
-        One for each position.
+    `ncols`: columns of the matrix.
+    `duplicates`: of entries in one position, their sum, the largest, the smallest or the first.
+    Returns one for each position.
 
     Examples
     --------
@@ -251,16 +234,8 @@ def _stable_order(keys: Int64Array) -> IndexArray:
 def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
     """Return a row block with each row sorted and its duplicates combined.
 
-    Parameters
-    ----------
-    block : CSR
-    duplicates : {"sum", "max", "min", "first"}
-        Of entries in one position, their sum in the order of the row, the largest, the smallest or the first.
-
-    Returns
-    -------
-    CSR
-        Of the shape of `block`.
+    `duplicates`: of entries in one position, their sum in the order of the row, the largest, the smallest or the first.
+    Returns of the shape of `block`.
 
     Examples
     --------

@@ -62,21 +62,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a generator.
+    """A parameter of a generator."""
 
-    Attributes
-    ----------
-    convert : callable
-        Converts a Python value or text; raises ValueError or TypeError if that is impossible.
-    default : Any
-        None if the parameter is required.
-    help : str
-        What the parameter means, and which values it may have.
-    """
-
+    # converts a Python value or text; raises ValueError or TypeError if that is impossible
     convert: Callable[[Any], Any]
-    default: Any
-    help: str
+    default: Any  # none if the parameter is required
+    help: str  # what the parameter means, and which values it may have
 
 
 @dataclass(frozen=True)
@@ -220,21 +211,11 @@ def _uniform(bits: npt.NDArray[np.uint64], dtype: np.dtype[Any]) -> ValueArray:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Nodes of a grid, numbered with the last dimension fastest.
+    """Nodes of a grid, numbered with the last dimension fastest."""
 
-    Attributes
-    ----------
-    dims : tuple of int
-        Nodes along each dimension.
-    steps : list of tuple of int
-        Steps from a node to its neighbours and to itself.
-    dof : int
-        Unknowns at each node: degrees of freedom.
-    """
-
-    dims: tuple[int, ...]
-    steps: list[tuple[int, ...]]
-    dof: int
+    dims: tuple[int, ...]  # nodes along each dimension
+    steps: list[tuple[int, ...]]  # steps from a node to its neighbours and to itself
+    dof: int  # unknowns at each node: degrees of freedom
 
     @property
     def nrows(self) -> int:

@@ -48,17 +48,9 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
 
     Wrap only calls of Zarr, so that a mistake in spdist is not reported as a damaged file.
 
-    Parameters
-    ----------
-    url : str
-        The group.
-    name : str
-        The array whose metadata are read; empty for the metadata of the group.
-
-    Raises
-    ------
-    MatrixError
-        In place of every error but spdist's own.
+    `url`: the group.
+    `name`: the array whose metadata are read; empty for the metadata of the group.
+    Raises `MatrixError` In place of every error but spdist's own.
     """
     try:
         yield
@@ -77,17 +69,9 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
 def check_metadata_files(url: str, names: tuple[str, ...] = ARRAYS) -> None:
     """Refuse local metadata files that would block a reader or fill its memory: pipes, devices, gigabytes of JSON.
 
-    Parameters
-    ----------
-    url : str
-        The group.
-    names : tuple of str
-        Arrays in it.
-
-    Raises
-    ------
-    MatrixError
-        Names the file.
+    `url`: the group.
+    `names`: arrays in it.
+    Raises `MatrixError` Names the file.
     """
     if not locations.is_local(url):
         return
@@ -109,11 +93,7 @@ def check_metadata_files(url: str, names: tuple[str, ...] = ARRAYS) -> None:
 def begin(url: str, facts: dict[str, Any]) -> None:
     """Create an unfinished group; a run that is killed leaves the whole group or nothing.
 
-    Parameters
-    ----------
-    url : str
-    facts : dict
-        Stored in the attribute ``spdist``, with the state ``unfinished``.
+    `facts`: stored in the attribute ``spdist``, with the state ``unfinished``.
     """
     attributes = {"spdist": {**facts, **_provenance(facts), "state": "unfinished"}}
     if not locations.is_local(url) or locations.exists(url):
@@ -130,10 +110,7 @@ def begin(url: str, facts: dict[str, Any]) -> None:
 def read_facts(url: str) -> dict[str, Any]:
     """Return the attribute ``spdist`` of the group at `url`; an empty dictionary if there is none.
 
-    Raises
-    ------
-    MatrixError
-        If the system denies reading the group.
+    Raises `MatrixError` if the system denies reading the group.
     """
     return facts_of(read_attributes(url))
 
@@ -141,10 +118,7 @@ def read_facts(url: str) -> dict[str, Any]:
 def read_attributes(url: str) -> dict[str, Any]:
     """Return the attributes of the group at `url` without checking them; an empty dictionary if there is no group.
 
-    Raises
-    ------
-    MatrixError
-        If the system denies reading the group.
+    Raises `MatrixError` if the system denies reading the group.
     """
     try:
         if not locations.exists(url):
@@ -184,12 +158,8 @@ def read(url: str) -> tuple[dict[str, Any], dict[str, Member]]:
 
     Those of a local group that has a seal and is written as spdist writes are documents: Zarr is not loaded for them.
 
-    Raises
-    ------
-    MatrixError
-        If there is no group, the system denies reading it, or its metadata are damaged.
-    CorruptError
-        If metadata were changed since spdist wrote them; names the file.
+    Raises `MatrixError` if there is no group, the system denies reading it, or its metadata are damaged.
+    Raises `CorruptError` if metadata were changed since spdist wrote them; names the file.
     """
     _check_is_there(url)
     with clear_zarr_errors(url):
@@ -271,18 +241,9 @@ def facts_of(attributes: dict[str, Any]) -> dict[str, Any]:
 def check_seal(url: str, attributes: dict[str, Any]) -> None:
     """Compare the metadata of a group and its arrays with the digests in its seal, if it has one.
 
-    Parameters
-    ----------
-    url : str
-    attributes : dict
-        Of the group.
-
-    Raises
-    ------
-    CorruptError
-        If metadata were changed since spdist wrote them; names the first such file.
-    MatrixError
-        If a later spdist wrote the seal.
+    `attributes`: of the group.
+    Raises `CorruptError` if metadata were changed since spdist wrote them; names the first such file.
+    Raises `MatrixError` if a later spdist wrote the seal.
     """
     for error in broken_seals(url, attributes):
         raise error
@@ -291,12 +252,8 @@ def check_seal(url: str, attributes: dict[str, Any]) -> None:
 def broken_seals(url: str, attributes: dict[str, Any]) -> Iterator[SpdistError]:
     """Yield an error for each metadata file that was changed since spdist wrote it; `check_seal` describes them.
 
-    Parameters
-    ----------
-    url : str
-        The group.
-    attributes : dict
-        Attributes of the group.
+    `url`: the group.
+    `attributes`: attributes of the group.
     """
     seal = facts_of(attributes).get("seal")
     if seal is None:
@@ -328,11 +285,7 @@ def _edited(path: str, what: str) -> CorruptError:
 def table_digest(attributes: dict[str, Any], name: str) -> str:
     """Return the digest of the table of checksums of array `name`; empty if the group has no seal.
 
-    Parameters
-    ----------
-    attributes : dict
-        Attributes of the group.
-    name : str
+    `attributes`: attributes of the group.
     """
     seal = facts_of(attributes).get("seal")
     return cast(str, seal["arrays"][name]["checksums"]) if seal else ""
@@ -360,20 +313,10 @@ def finish_group(
 ) -> None:
     """Finish a group: write metadata and checksums of its arrays, then its attributes with the seal.
 
-    Parameters
-    ----------
-    url : str
-    arrays : list of (ChunkedArray, int)
-        The arrays written, and the length of each in elements.
-    attributes : dict
-        With the attribute ``spdist``, to which the seal is added.
-    tables : dict, optional
-        Checksums of the Zarr chunks of arrays; those of other arrays are read from storage.
-
-    Raises
-    ------
-    CorruptError
-        If a Zarr chunk is missing.
+    `arrays`: the arrays written, and the length of each in elements.
+    `attributes`: with the attribute ``spdist``, to which the seal is added.
+    `tables`: checksums of the Zarr chunks of arrays; those of other arrays are read from storage.
+    Raises `CorruptError` if a Zarr chunk is missing.
     """
     sealed = {}
     for array, length in arrays:
@@ -415,13 +358,8 @@ def _put_document(url: str, key: str, document: dict[str, Any]) -> None:
 def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dict[str, Any]) -> None:
     """Write a Zarr group of NumPy arrays, for `read_arrays`.
 
-    Parameters
-    ----------
-    url : str or Path
-        Must not exist.
-    arrays : dict
-        Stored flattened; the shapes go to the attributes.
-    attributes : dict
+    `url`: must not exist.
+    `arrays`: stored flattened; the shapes go to the attributes.
     """
     location = locations.normalise(url)
     begin(location, {})
@@ -439,12 +377,8 @@ def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dic
 def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]:
     """Return the arrays and the attributes that `write_arrays` wrote.
 
-    Raises
-    ------
-    MatrixError
-        If nothing is at `url`, or it is no Zarr group.
-    CorruptError
-        If a Zarr chunk is missing, truncated or altered.
+    Raises `MatrixError` if nothing is at `url`, or it is no Zarr group.
+    Raises `CorruptError` if a Zarr chunk is missing, truncated or altered.
     """
     import zarr
 

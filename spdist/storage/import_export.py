@@ -207,28 +207,12 @@ def read_edges(
 ) -> tuple[Entries, list[str]] | None:
     """Read a list of edges whose vertices have names into memory.
 
-    Parameters
-    ----------
-    source : str or Path
-        As for `import_matrix`.
-    most_bytes : int
-        Memory to use at the most.
-    format : str, optional
-        As for `import_matrix`.
-
-    Returns
-    -------
-    edges : Entries
-        In the order of the file: numbers of vertices, as int64, and weights.
-    names : list of str
-        Of the vertices, in order of appearance.
-
-    Or None, if the file is compressed or so long that its edges may take more memory.
-
-    Raises
-    ------
-    InputError, MatrixError
-        As `import_matrix`.
+    `source`: as for `import_matrix`.
+    `most_bytes`: memory to use at the most.
+    `format`: as for `import_matrix`.
+    Returns `edges`: in the order of the file: numbers of vertices, as int64, and weights.
+    Returns `names`: of the vertices, in order of appearance.
+    Raises `InputError, MatrixError` As `import_matrix`.
     """
     given = str(source)
     path = given if given == STANDARD_INPUT else locations.normalise(given)
@@ -319,10 +303,7 @@ def export_matrix(
 def _written_as(target: str, format: str | None) -> tuple[str, str]:
     """Return the format to write, and the ending of its compression, empty for none.
 
-    Raises
-    ------
-    InputError
-        If it is not known.
+    Raises `InputError` if it is not known.
     """
     name = target if format is None else f".{format.removeprefix('.')}"
     packing = packing_of(name) or packing_of(target)

@@ -91,10 +91,8 @@ def in_object_store(url: str) -> bool:
 def normalise(url: str | Path) -> str:
     """Return `url` in a form that holds in every directory: an absolute path with links followed, or a URL.
 
-    Raises
-    ------
-    InputError
-        If `url` is neither text nor a path, or no file can have that name, or it stands for standard input.
+    Raises `InputError` if `url` is neither text nor a path, or no file can have that name, or it stands for standard
+    input.
 
     Examples
     --------
@@ -152,10 +150,7 @@ def storage_options(url: str) -> dict[str, Any]:
 def open_store(url: str) -> Store:
     """Return the Zarr store at `url`.
 
-    Raises
-    ------
-    InputError
-        If no file system is installed for the URL, or there are no credentials.
+    Raises `InputError` if no file system is installed for the URL, or there are no credentials.
     """
     from zarr.storage import FsspecStore, LocalStore
 
@@ -237,10 +232,7 @@ def _memory() -> Any:
 def file_system(url: str) -> tuple[Any, str]:
     """Return the fsspec file system of a URL, and the path in it.
 
-    Raises
-    ------
-    InputError
-        If no file system is installed for the URL.
+    Raises `InputError` if no file system is installed for the URL.
     """
     import fsspec
 
@@ -252,12 +244,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def check_writable(url: str) -> None:
-    """Refuse a URL of a storage that is only read, or that nobody knows.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a URL of a storage that is only read, or that nobody knows."""
     scheme = url.partition("://")[0]
     if not is_local(url) and scheme not in WRITABLE:
         raise InputError(
@@ -276,10 +263,7 @@ def is_object_store(fs: Any) -> bool:
 def clear_of_remote_errors(url: str) -> Iterator[None]:
     """Replace errors of libraries when a remote storage refuses or does not answer by one line.
 
-    Raises
-    ------
-    InputError
-        If there is no such bucket, access is denied, or nothing answers.
+    Raises `InputError` if there is no such bucket, access is denied, or nothing answers.
     """
     try:
         yield
@@ -299,10 +283,7 @@ def clear_of_remote_errors(url: str) -> Iterator[None]:
 def exists(url: str) -> bool:
     """Whether anything exists at `url`.
 
-    Raises
-    ------
-    InputError
-        If a remote storage refuses or does not answer.
+    Raises `InputError` if a remote storage refuses or does not answer.
     """
     if is_local(url):
         return local_path(url).exists()
@@ -313,15 +294,8 @@ def exists(url: str) -> bool:
 def read_object(url: str, key: str) -> bytes | None:
     """Return an object of the Zarr store at a remote URL; None if there is none.
 
-    Parameters
-    ----------
-    url, key : str
-        The store, and the key of the object in it.
-
-    Raises
-    ------
-    InputError
-        If the storage refuses or does not answer.
+    `url, key`: the store, and the key of the object in it.
+    Raises `InputError` if the storage refuses or does not answer.
     """
     with clear_of_remote_errors(url):
         return get(url, key, _patience(url))
@@ -378,15 +352,8 @@ def any_there(url: str) -> bool:
 def relatives(target: str) -> list[str]:
     """Return all other paths that belong to a target: temporary files of live and dead runs.
 
-    Parameters
-    ----------
-    target : str
-        Normalised.
-
-    Returns
-    -------
-    list of str
-        Sorted.
+    `target`: normalised.
+    Returns sorted.
     """
     name = target.rpartition("/")[2] + FAMILY
     if is_local(target):
@@ -412,15 +379,8 @@ def stored_bytes(url: str) -> int:
 def modified(path: str) -> float | None:
     """Return when a file or object was last written, in seconds since 1970, by the clock of the storage.
 
-    Parameters
-    ----------
-    path : str
-        A path or URL of one file or object.
-
-    Returns
-    -------
-    float or None
-        None if there is no such file, or the storage has no times.
+    `path`: A path or URL of one file or object.
+    Returns none if there is no such file, or the storage has no times.
     """
     try:
         if is_local(path):
@@ -439,19 +399,8 @@ def unreadable(url: str) -> MatrixError:
 def open_regular(path: str) -> tuple[int, int]:
     """Open a regular file for reading; never wait, as opening a FIFO or a device may.
 
-    Parameters
-    ----------
-    path : str
-
-    Returns
-    -------
-    descriptor, size : int
-        The open file, to be closed by the caller, and its bytes.
-
-    Raises
-    ------
-    OSError
-        If there is no such file; a `NotRegularError` if it is no regular file.
+    Returns `descriptor, size`: the open file, to be closed by the caller, and its bytes.
+    Raises `OSError` if there is no such file; a `NotRegularError` if it is no regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

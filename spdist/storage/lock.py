@@ -60,19 +60,10 @@ PATIENCE_SECONDS = 5.0
 class TargetLock:
     """The right to write one target; `hold_target` returns it.
 
-    Parameters
-    ----------
-    target : str
-        Normalised.
-
-    Attributes
-    ----------
-    lost : bool
-        Whether another run has taken the lock.
-    depth : int
-        How many ``with`` blocks hold the target.
-    found : list of str
-        Paths of the target that existed before the lock was held: files of dead runs.
+    `target`: normalised.
+    `lost`: whether another run has taken the lock.
+    `depth`: how many ``with`` blocks hold the target.
+    `found`: paths of the target that existed before the lock was held: files of dead runs.
     """
 
     def __init__(self, target: str) -> None:
@@ -91,12 +82,7 @@ class TargetLock:
         return self.owner.run
 
     def check(self) -> None:
-        """Raise if another run has taken the lock.
-
-        Raises
-        ------
-        SpdistError
-        """
+        """Raise if another run has taken the lock."""
         if self.files is not None and not self.lost:
             self.lost = self.files.read(self.path) != self.content
         if self.lost:
@@ -125,15 +111,9 @@ class TargetLock:
     def acquire(self, *, steal: bool) -> None:
         """Create the lock, or take over the lock of a dead run.
 
-        Parameters
-        ----------
-        steal : bool
-            Whether to take a stale lock.
-
-        Raises
-        ------
-        InputError
-            If a live run holds the lock, or it is stale and `steal` is false; or the target's name is too long.
+        `steal`: whether to take a stale lock.
+        Raises `InputError` if a live run holds the lock, or it is stale and `steal` is false; or the target's name is
+        too long.
         """
         if self.files is None:
             return
@@ -218,12 +198,8 @@ class TargetLock:
     def is_live(self, path: str, content: bytes) -> bool:
         """Whether the run that wrote a lock file is alive, or may be.
 
-        Parameters
-        ----------
-        path : str
-            The lock file.
-        content : bytes
-            Its content.
+        `path`: the lock file.
+        `content`: its content.
         """
         owner = owner_from(content)
         if owner is not None and owner.is_near:
@@ -315,23 +291,11 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
     The thread that holds a target may hold it again, and any path that begins with the target's and ``.spdist-``: the
     lock is shared and ends with the outermost ``with`` block. Other threads count as other runs.
 
-    Parameters
-    ----------
-    url : str or Path
-        A path or an fsspec URL; the folder of a path must exist.
-    steal : bool
-        Whether to take the lock of a run on another host that had no heartbeat for `STALE_SECONDS`.
-
-    Yields
-    ------
-    TargetLock
-
-    Raises
-    ------
-    InputError
-        If another run holds the target, its folder may not be written to, or files of another user for it lie there.
-    SpdistError
-        At the end of the block, if another run took the lock meanwhile.
+    `url`: A path or an fsspec URL; the folder of a path must exist.
+    `steal`: whether to take the lock of a run on another host that had no heartbeat for `STALE_SECONDS`.
+    Raises `InputError` if another run holds the target, its folder may not be written to, or files of another user for
+    it lie there.
+    Raises `SpdistError` At the end of the block, if another run took the lock meanwhile.
 
     Examples
     --------
@@ -385,15 +349,8 @@ def _recover(lock: TargetLock) -> None:
 def check_held(url: str) -> None:
     """Raise if another run has taken the lock of a target that this process holds.
 
-    Parameters
-    ----------
-    url : str
-        The target, normalised, or a path that its lock covers.
-
-    Raises
-    ------
-    SpdistError
-        If another run has the lock.
+    `url`: the target, normalised, or a path that its lock covers.
+    Raises `SpdistError` if another run has the lock.
     """
     lock = _held.get(locations.family_of(url))
     if lock is not None:
@@ -403,10 +360,7 @@ def check_held(url: str) -> None:
 def is_held(url: str) -> bool:
     """Whether this process holds the lock of a target: then nobody else writes what is at `url`, a path of the target.
 
-    Parameters
-    ----------
-    url : str
-        Normalised.
+    `url`: normalised.
     """
     return locations.family_of(url) in _held
 
@@ -414,15 +368,8 @@ def is_held(url: str) -> bool:
 def replace(source: str, target: str) -> None:
     """Move a finished matrix to its target in one step, unless another run has taken the lock of the target.
 
-    Parameters
-    ----------
-    source, target : str
-        As for `replacement.replace`.
-
-    Raises
-    ------
-    SpdistError
-        If another run has the lock; nothing is replaced.
+    `source, target`: as for `replacement.replace`.
+    Raises `SpdistError` if another run has the lock; nothing is replaced.
     """
     check_held(target)
     replacement.replace(source, target)
@@ -431,12 +378,8 @@ def replace(source: str, target: str) -> None:
 def remove_remains(target: str, keep: tuple[str, ...] = ()) -> None:
     """Remove files that dead runs left next to a target, with a warning; the lock of the target must be held.
 
-    Parameters
-    ----------
-    target : str
-        Normalised; or a path that belongs to the target, to remove only paths that begin with it.
-    keep : tuple of str
-        Paths to keep, with all paths that belong to them.
+    `target`: normalised; or a path that belongs to the target, to remove only paths that begin with it.
+    `keep`: paths to keep, with all paths that belong to them.
     """
     lock = _held[locations.family_of(target)]
     removed = []
@@ -466,16 +409,9 @@ def _in_use(lock: TargetLock, place: str) -> bool:
 def readable_place(url: str) -> str:
     """Return where to read the matrix of a target that a dead run may have been replacing.
 
-    Parameters
-    ----------
-    url : str
-        Normalised.
-
-    Returns
-    -------
-    str
-        Usually `url`. If the run was killed between two steps, it is finished or undone first; if that is not allowed,
-        the place of the matrix that is whole.
+    `url`: normalised.
+    Returns usually `url`. If the run was killed between two steps, it is finished or undone first; if that is not
+    allowed, the place of the matrix that is whole.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (place := replacement.whole_place(url)) != url and locations.is_local(url):

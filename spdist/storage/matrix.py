@@ -56,27 +56,16 @@ Held = tuple[int, CSR]
 
 @dataclass(frozen=True)
 class MatrixHeader(Displayed):
-    """The metadata of a stored matrix; no Zarr chunk is read.
+    """The metadata of a stored matrix; no Zarr chunk is read."""
 
-    Attributes
-    ----------
-    url : str
-        An absolute path or an fsspec URL.
-    shape : (nrows, ncols)
-        In blocks, if the matrix is stored in blocks; `full_shape` counts single rows and columns.
-    indptr, indices, data : ChunkedArray
-    facts : dict
-        The attribute ``spdist``: state and provenance.
-    known : str
-        The fingerprint, if this matrix from elsewhere was checked whole before this call's work; empty otherwise.
-    """
-
-    url: str
+    url: str  # an absolute path or an fsspec URL
+    # (nrows, ncols): in blocks, if the matrix is stored in blocks; `full_shape` counts single rows and columns
     shape: tuple[int, int]
     indptr: ChunkedArray
     indices: ChunkedArray
     data: ChunkedArray
-    facts: dict[str, Any] = field(compare=False)
+    facts: dict[str, Any] = field(compare=False)  # the attribute ``spdist``: state and provenance
+    # the fingerprint, if this matrix from elsewhere was checked whole before this call's work; empty otherwise
     known: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
@@ -167,10 +156,7 @@ class Conversions:
     def to_scipy(self) -> Any:
         """Return the matrix in memory: a `csr_array`, or a `bsr_array` if it is stored in dense blocks.
 
-        Raises
-        ------
-        MatrixError
-            If there is not enough free memory.
+        Raises `MatrixError` if there is not enough free memory.
         """
         return load("to_scipy")(self)
 
@@ -228,16 +214,8 @@ class StoredMatrix(Conversions, MatrixHeader):
     def rows(self, start: int, stop: int, allocate: Allocate | None = None) -> CSR:
         """Read rows ``[start:stop)``, or as many of them as there are.
 
-        Parameters
-        ----------
-        start, stop : int
-        allocate : callable, optional
-            Gives the memory to read into; by default columns and values are views of decoded Zarr chunks.
-
-        Raises
-        ------
-        InputError
-            If `start` is negative, or above `stop`.
+        `allocate`: gives the memory to read into; by default columns and values are views of decoded Zarr chunks.
+        Raises `InputError` if `start` is negative, or above `stop`.
         """
         start, stop = self._clip(start, stop)
         offsets = self.read_indptr(start, stop)
@@ -265,13 +243,8 @@ class StoredMatrix(Conversions, MatrixHeader):
     ) -> tuple[ValueArray, ValueArray]:
         """Return columns and values of entries ``[first:last)``: copy those that are held, read the others.
 
-        Parameters
-        ----------
-        first, last : int
-        held : sequence of Held
-            Entries that are in memory.
-        allocate : Allocate
-            Returns the arrays to fill.
+        `held`: entries that are in memory.
+        `allocate`: returns the arrays to fill.
         """
         indices, data = allocate(last - first, index_dtype(self.ncols)), allocate(last - first, self.dtype)
         done = first
@@ -288,12 +261,7 @@ class StoredMatrix(Conversions, MatrixHeader):
     def read_entries(self, indices: ValueArray, data: ValueArray, origin: int, first: int, last: int) -> None:
         """Read entries ``[first:last)`` into arrays.
 
-        Parameters
-        ----------
-        indices, data : array
-        origin : int
-            Entry that goes to the first element of the arrays.
-        first, last : int
+        `origin`: entry that goes to the first element of the arrays.
         """
         part = slice(first - origin, last - origin)
         self.data.read_into(data[part], first)
@@ -309,17 +277,9 @@ class StoredMatrix(Conversions, MatrixHeader):
     def take(self, rows: Int64Array, *, values: bool = True) -> CSR:
         """Read the given rows; decode only the Zarr chunks that hold them.
 
-        Parameters
-        ----------
-        rows : (n,) int64
-            Rising, no duplicates.
-        values : bool
-            If false, no values are read, and `data` of the result is its `indices`.
-
-        Returns
-        -------
-        CSR
-            Of shape ``(n, ncols)``.
+        `rows`: (n,) int64: rising, no duplicates.
+        `values`: if false, no values are read, and `data` of the result is its `indices`.
+        Returns of shape ``(n, ncols)``.
         """
         starts, stops = self.offsets_of(rows)
         indptr = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
@@ -343,17 +303,9 @@ class StoredMatrix(Conversions, MatrixHeader):
     ) -> Iterator[tuple[int, int, Int64Array]]:
         """Cut rows into blocks of about `entries` entries, streaming.
 
-        Parameters
-        ----------
-        entries : int
-            At least the entries of a Zarr chunk are taken, because smaller blocks would decode it several times.
-        first, last : int
-            Rows ``[first:last)`` to cut; by default all.
-
-        Yields
-        ------
-        start, stop, offsets
-            Rows ``[start:stop)`` and their ``stop - start + 1`` offsets.
+        `entries`: at least the entries of a Zarr chunk are taken, because smaller blocks would decode it several times.
+        `first, last`: rows ``[first:last)`` to cut; by default all.
+        Yields rows ``[start:stop)`` and their ``stop - start + 1`` offsets.
         """
         last, entries = self.nrows if last is None else last, max(entries, self.indices.chunk)
         for begin in range(first, last, self.indptr.chunk):
@@ -370,10 +322,7 @@ class StoredMatrix(Conversions, MatrixHeader):
     def check(self) -> None:
         """Check structure and canonical form of the whole matrix, streaming.
 
-        Raises
-        ------
-        MatrixError
-            Names the row.
+        Raises `MatrixError` Names the row.
         """
         _check_stored(self)
 
@@ -383,10 +332,7 @@ class StoredMatrix(Conversions, MatrixHeader):
         The digest is of the chunks' stored checksums, so that it costs one small read a chunk; a matrix without
         checksums is read whole.
 
-        Raises
-        ------
-        CorruptError
-            Names the first Zarr chunk that is missing, altered or in another's place.
+        Raises `CorruptError` Names the first Zarr chunk that is missing, altered or in another's place.
         """
         if self.known:
             return self.known
@@ -400,12 +346,7 @@ class StoredMatrix(Conversions, MatrixHeader):
 
 @dataclass(frozen=True)
 class Transposed:
-    """The transpose of a stored matrix, of which nothing was read.
-
-    Attributes
-    ----------
-    matrix : StoredMatrix
-    """
+    """The transpose of a stored matrix, of which nothing was read."""
 
     matrix: StoredMatrix
 
@@ -435,15 +376,9 @@ def _gather(
 ) -> None:
     """Read the entries of some rows; rows that start in the same `span` entries share one read.
 
-    Parameters
-    ----------
-    pairs : pairs of a ChunkedArray and an array of ``indptr[-1]`` elements
-        Each stored array, and where to put its elements.
-    starts : (n,) int64
-        First entry of each row in the stored arrays, rising.
-    indptr : (n + 1,) int64
-        Offsets of the rows in the arrays to fill.
-    span : int
+    `pairs`: each stored array, and where to put its elements.
+    `starts`: (n,) int64: first entry of each row in the stored arrays, rising.
+    `indptr`: (n + 1,) int64: offsets of the rows in the arrays to fill.
     """
     lengths = np.diff(indptr)
     for i, j in _runs(starts // span):
@@ -477,17 +412,9 @@ def _check_stored(m: StoredMatrix) -> None:
 def refuse_blocks(what: str, *matrices: object) -> None:
     """Refuse matrices that are stored in blocks for an operation on single entries.
 
-    Parameters
-    ----------
-    what : str
-        The operation, a plural, as messages call it.
-    *matrices : object
-        Anything but a `StoredMatrix` passes.
-
-    Raises
-    ------
-    InputError
-        Names the first stored block matrix, and its blocks.
+    `what`: the operation, a plural, as messages call it.
+    `*matrices`: anything but a `StoredMatrix` passes.
+    Raises `InputError` Names the first stored block matrix, and its blocks.
     """
     for m in matrices:
         if isinstance(m, StoredMatrix) and m.blocksize is not None:
@@ -501,19 +428,8 @@ def refuse_blocks(what: str, *matrices: object) -> None:
 def open_matrix(url: str | Path) -> StoredMatrix:
     """Open a stored matrix.
 
-    Parameters
-    ----------
-    url : str or Path
-        A path or an fsspec URL.
-
-    Returns
-    -------
-    StoredMatrix
-
-    Raises
-    ------
-    MatrixError
-        If nothing is there, it is not a CSR matrix in AnnData's encoding, or it is unfinished.
+    `url`: A path or an fsspec URL.
+    Raises `MatrixError` if nothing is there, it is not a CSR matrix in AnnData's encoding, or it is unfinished.
 
     Examples
     --------

@@ -40,13 +40,8 @@ def write_note(url: str, name: str, content: bytes) -> None:
     The first line is JSON: kind and format of the note, length and digest of its content. On a local file system the
     content reaches the disk before the name does.
 
-    Parameters
-    ----------
-    url : str
-        A group.
-    name : str
-        Kind of the note.
-    content : bytes
+    `url`: A group.
+    `name`: kind of the note.
     """
     write_durably(url, f"spdist-{name}", _first_line(name, content) + b"\n" + content)
 
@@ -54,12 +49,8 @@ def write_note(url: str, name: str, content: bytes) -> None:
 def note_path(url: str, name: str) -> str:
     """Return the path or URL of the file of a note.
 
-    Parameters
-    ----------
-    url : str
-        The group.
-    name : str
-        "plan" or "journal", for instance.
+    `url`: the group.
+    `name`: "plan" or "journal", for instance.
     """
     return f"{url}/spdist-{name}"
 
@@ -67,21 +58,9 @@ def note_path(url: str, name: str) -> str:
 def read_note(url: str, name: str) -> bytes | None:
     """Return the content that `write_note` wrote; None if there is no such file.
 
-    Parameters
-    ----------
-    url, name : str
-        As for `write_note`.
-
-    Returns
-    -------
-    bytes or None
-
-    Raises
-    ------
-    CorruptError
-        If the note is damaged.
-    ResumeError
-        If the note has another format.
+    `url, name`: as for `write_note`.
+    Raises `CorruptError` if the note is damaged.
+    Raises `ResumeError` if the note has another format.
     """
     try:
         head, _, content = read_small(url, f"spdist-{name}").partition(b"\n")
@@ -112,22 +91,13 @@ def _first_line(name: str, content: bytes) -> bytes:
 def damaged_note(url: str, name: str, why: str) -> CorruptError:
     """Return the error to raise if the note `name` of the group at `url` is damaged.
 
-    Parameters
-    ----------
-    url, name : str
-    why : str
-        What is wrong with it, for the message.
+    `why`: what is wrong with it, for the message.
     """
     return CorruptError(f"{url}/spdist-{name} is damaged ({why}); write the matrix again, with --overwrite")
 
 
 def foreign_note(url: str, name: str) -> ResumeError:
-    """Return the error to raise if another version of spdist wrote the note `name` of the group at `url`.
-
-    Parameters
-    ----------
-    url, name : str
-    """
+    """Return the error to raise if another version of spdist wrote the note `name` of the group at `url`."""
     return ResumeError(
         f"{url}/spdist-{name} was written by another version of spdist; continue with that version, or write the "
         f"matrix again, with --overwrite"
@@ -137,10 +107,7 @@ def foreign_note(url: str, name: str) -> ResumeError:
 def remove_note(url: str, name: str) -> None:
     """Delete the file that `write_note` wrote.
 
-    Parameters
-    ----------
-    url, name : str
-        As for `write_note`.
+    `url, name`: as for `write_note`.
     """
     locations.delete(url, f"spdist-{name}")
 
@@ -148,11 +115,7 @@ def remove_note(url: str, name: str) -> None:
 def write_durably(url: str, key: str, content: bytes) -> None:
     """Write a small file of a group; after a crash or a power failure it has the old or the new content.
 
-    Parameters
-    ----------
-    url, key : str
-        The group, and the name of the file in it.
-    content : bytes
+    `url, key`: the group, and the name of the file in it.
     """
     if not locations.is_local(url):
         locations.put(url, key, content)
@@ -192,15 +155,8 @@ def has_notes(url: str) -> bool:
 def remove_remains(url: str) -> list[str]:
     """Delete files of a dead run in a group: plan, journal, and files that were being written.
 
-    Parameters
-    ----------
-    url : str
-        A group that nobody writes.
-
-    Returns
-    -------
-    list of str
-        Names of the deleted files.
+    `url`: A group that nobody writes.
+    Returns names of the deleted files.
     """
     removed = []
     for note in UNFINISHED_NOTES:
@@ -252,13 +208,7 @@ def sync_disk(url: str) -> None:
 
 
 def remove_chunks(array: ChunkedArray, kept: int) -> None:
-    """Delete all Zarr chunks of an array except the first `kept`; nobody may be writing them.
-
-    Parameters
-    ----------
-    array : ChunkedArray
-    kept : int
-    """
+    """Delete all Zarr chunks of an array except the first `kept`; nobody may be writing them."""
     folder = f"{array.name}/c"
     if not locations.is_local(array.url):
         store = locations.open_store(array.url)

@@ -41,24 +41,12 @@ class Diagonal:
 class StoredProductSpec:
     """What to compute from stored A and B, and which entries of it to store as C.
 
-    Attributes
-    ----------
-    per_row : ProductSpec
-        The specification of each row, without a mask.
-    mask : StoredMatrix or Diagonal, optional
-        C has entries only in positions where the mask stores one.
-    complement : bool
-        C has entries only in positions where the mask stores none.
-
-    Raises
-    ------
-    InputError
-        If `complement` is set without a mask.
+    Raises `InputError` if `complement` is set without a mask.
     """
 
-    per_row: ProductSpec = PLAIN
-    mask: StoredMatrix | Diagonal | None = None
-    complement: bool = False
+    per_row: ProductSpec = PLAIN  # the specification of each row, without a mask
+    mask: StoredMatrix | Diagonal | None = None  # C has entries only in positions where the mask stores one
+    complement: bool = False  # C has entries only in positions where the mask stores none
 
     def __post_init__(self) -> None:
         if self.complement and self.mask is None:
@@ -83,13 +71,10 @@ class StoredProductSpec:
     def check(self, a: StoredMatrix, b: StoredMatrix, engine: str) -> None:
         """Check that the engine can compute this product of A and B.
 
-        Raises
-        ------
-        InputError
-            If the engine lacks an option, no value reaches the threshold, or Numba does not compile a function.
-        MatrixError
-            If the mask has another shape than C, a triangle is asked of a C that is not square, or complex values would
-            have to be compared.
+        Raises `InputError` if the engine lacks an option, no value reaches the threshold, or Numba does not compile a
+        function.
+        Raises `MatrixError` if the mask has another shape than C, a triangle is asked of a C that is not square, or
+        complex values would have to be compared.
         """
         if not self.plain and engine in GPU_ENGINES:
             self.per_row.check_device()

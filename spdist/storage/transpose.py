@@ -199,16 +199,8 @@ def _blocks(m: StoredMatrix) -> Iterator[tuple[int, CSR]]:
 def transposed_copy(m: StoredMatrix, place: str) -> Iterator[StoredMatrix]:
     """Store the transpose of `m` at `place` for the duration of a ``with`` block.
 
-    Parameters
-    ----------
-    m : StoredMatrix
-    place : str
-        A path or an fsspec URL; anything there, left by a process that was killed, is deleted first.
-
-    Yields
-    ------
-    StoredMatrix
-        The transpose, without names; deleted when the block is left.
+    `place`: A path or an fsspec URL; anything there, left by a process that was killed, is deleted first.
+    Yields the transpose, without names; deleted when the block is left.
     """
     locations.discard(place)
     try:

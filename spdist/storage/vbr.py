@@ -18,21 +18,11 @@ ENCODING = "vbr_matrix"
 def save_vbr(matrix: VBR, url: str | Path, *, overwrite: bool = False, steal: bool = False) -> None:
     """Store a matrix in Zarr, for `open_vbr`; `VBR.save` calls this.
 
-    Parameters
-    ----------
-    matrix : VBR
-        Arrays on the GPU are downloaded.
-    url : str or Path
-        A path or an fsspec URL.
-    overwrite : bool
-        Replace the matrix that is there, once the new one is complete.
-    steal : bool
-        As in `multiply`.
-
-    Raises
-    ------
-    InputError
-        If `url` exists and `overwrite` is false, or it holds something other than a matrix.
+    `matrix`: arrays on the GPU are downloaded.
+    `url`: A path or an fsspec URL.
+    `overwrite`: replace the matrix that is there, once the new one is complete.
+    `steal`: as in `multiply`.
+    Raises `InputError` if `url` exists and `overwrite` is false, or it holds something other than a matrix.
     """
     arrays = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
     arrays = {name: array.get() if is_on_gpu(array) else array for name, array in arrays.items()}

@@ -39,25 +39,13 @@ def chunk_of(dtype: np.dtype[Any]) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a matrix that is being written, fixed first so that any process can write any Zarr chunk.
-
-    Attributes
-    ----------
-    url : str
-    ncols : int
-    dtype : dtype
-        Of the values.
-    chunk : int
-        Elements of a Zarr chunk.
-    compressed : bool
-        Whether values are compressed; offsets and columns always are.
-    """
+    """The layout of a matrix that is being written, fixed first so that any process can write any Zarr chunk."""
 
     url: str = field(repr=False)
     ncols: int
-    dtype: np.dtype[Any]
-    chunk: int = CHUNK_LENGTH
-    compressed: bool = False
+    dtype: np.dtype[Any]  # of the values
+    chunk: int = CHUNK_LENGTH  # elements of a Zarr chunk
+    compressed: bool = False  # whether values are compressed; offsets and columns always are
 
     def array(self, name: str) -> ChunkedArray:
         """Return array `name` of the matrix, open for writing by chunks."""
@@ -85,20 +73,9 @@ def finish_matrix(
 ) -> StoredMatrix:
     """Finish a matrix whose Zarr chunks are written: write names and metadata of its arrays first, its encoding last.
 
-    Parameters
-    ----------
-    layout : Layout
-    nrows, nnz : int
-    facts : dict
-        Provenance, kept under the attribute ``spdist``.
-    checksums : Checksums, optional
-        Of the Zarr chunks; by default they are read from storage.
-    names : AxisNames, optional
-        Names of single rows and columns.
-
-    Returns
-    -------
-    StoredMatrix
+    `facts`: provenance, kept under the attribute ``spdist``.
+    `checksums`: of the Zarr chunks; by default they are read from storage.
+    `names`: names of single rows and columns.
     """
     lengths = zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True)
     size = blocksize(layout.dtype)
@@ -130,11 +107,7 @@ def _write_names(url: str, names: AxisNames) -> Iterator[tuple[ChunkedArray, int
 class ChunkBuffer:
     """Collects elements of one array and writes each full Zarr chunk; between calls it holds less than one.
 
-    Parameters
-    ----------
-    array : ChunkedArray
-    start : int
-        Position of the first element; a multiple of the Zarr chunk length.
+    `start`: position of the first element; a multiple of the Zarr chunk length.
     """
 
     def __init__(self, array: ChunkedArray, start: int = 0) -> None:
@@ -162,18 +135,11 @@ class ChunkBuffer:
 class MatrixWriter:
     """Writes a matrix row block by row block in bounded memory; before `close` no reader takes it for a matrix.
 
-    Parameters
-    ----------
-    url : str
-        A path or fsspec URL; must not exist.
-    ncols : int
-        Columns; the number of rows is known at the end.
-    dtype : dtype
-        Of the values.
-    facts : dict
-        Provenance, kept under the attribute ``spdist``.
-    names : AxisNames, optional
-        Names of single rows and columns.
+    `url`: A path or fsspec URL; must not exist.
+    `ncols`: columns; the number of rows is known at the end.
+    `dtype`: of the values.
+    `facts`: provenance, kept under the attribute ``spdist``.
+    `names`: names of single rows and columns.
     """
 
     def __init__(

@@ -162,19 +162,12 @@ def _reason_to_accept(c: StoredMatrix, method: str, tally: _Tally) -> str:
 class _Check:
     """The operands, the random vectors, and the vectors' products with B once `add_rows_of_b` has seen all of B.
 
-    Attributes
-    ----------
-    operands : Operands
-    x : (vectors, ncols(B))
-        Random vectors.
-    x_size : (ncols(B),) float64
-        Absolute values that all vectors share; empty unless values are floating.
-    bx : (vectors, nrows(B))
-        B x.
-    size : (nrows(B),) float64
-        |B||x|; empty unless values are floating.
-    guarded_size : (nrows(B),) float64, optional
-        `size` with rows of tiny values counted higher; see `guard_tiny_rows`.
+    `x`: (vectors, ncols(B)): random vectors.
+    `x_size`: (ncols(B),) float64: absolute values that all vectors share; empty unless values are floating.
+    `bx`: (vectors, nrows(B)): B x.
+    `size`: (nrows(B),) float64: |B||x|; empty unless values are floating.
+    `guarded_size`: (nrows(B),) float64, optional: `size` with rows of tiny values counted higher; see
+    `guard_tiny_rows`.
     """
 
     def __init__(self, operands: Operands, vectors: int, seed: int) -> None:
@@ -202,12 +195,8 @@ class _Check:
     def add_rows_of_b(self, block: RowRange, bx: ValueArray, size: FloatArray) -> None:
         """Keep the products of some rows of B.
 
-        Parameters
-        ----------
-        block : RowRange
-        bx : (vectors, block.nrows) array
-        size : (block.nrows,) float64
-            |B||x|.
+        `bx`: (vectors, block.nrows) array.
+        `size`: (block.nrows,) float64: |B||x|.
         """
         rows = slice(block.start, block.stop)
         self.bx[:, rows] = bx
@@ -346,18 +335,10 @@ def _check_range(check: _Check, block: RowRange) -> _RangeResult:
 
 @dataclass(frozen=True)
 class _RowSums:
-    """A (B x) of some rows, and the bounds on the error and the length of each row.
+    """A (B x) of some rows, and the bounds on the error and the length of each row."""
 
-    Attributes
-    ----------
-    product : (vectors, nrows)
-        A (B x).
-    size, guarded_size : (nrows,) float64
-        |A||B||x|, and |A| times `_Check.guarded_size`.
-    lengths : RowLengths
-    """
-
-    product: ValueArray
+    product: ValueArray  # (vectors, nrows): A (B x)
+    # (nrows,) float64: |A||B||x|, and |A| times `_Check.guarded_size`
     size: FloatArray
     guarded_size: FloatArray
     lengths: RowLengths = field(repr=False)

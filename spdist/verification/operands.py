@@ -19,28 +19,17 @@ from spdist.verification.result import WrongProductError
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on what a check holds in memory at a time.
+    """Limits on what a check holds in memory at a time."""
 
-    Attributes
-    ----------
-    entries : int
-        Entries of A and C, or of B, that one thread holds; by default 24 MiB of float64 with its columns.
-    offsets : int
-        Offsets read at a time.
-    products : int
-        Products that one thread expands at a time to recompute float and integer rows; by default about 35 MB.
-    bool_products : int
-        Products of bools that one thread recomputes at a time, which SciPy multiplies unexpanded; about 30 MB. At most
-        2^20, so that sums of `recompute_rows` distinguish True from False.
-    named_products : int
-        A wrong row of at most this many products is recomputed to name the wrong entry.
-    """
-
+    # entries of A and C, or of B, that one thread holds; by default 24 MiB of float64 with its columns
     entries: int = 1 << 21
-    offsets: int = 1 << 18
+    offsets: int = 1 << 18  # offsets read at a time
+    # products that one thread expands at a time to recompute float and integer rows; by default about 35 MB
     products: int = 1 << 18
+    # products of bools that one thread recomputes at a time, which SciPy multiplies unexpanded; about 30 MB. At most
+    # 2^20, so that sums of `recompute_rows` distinguish True from False.
     bool_products: int = 1 << 20
-    named_products: int = 1 << 24
+    named_products: int = 1 << 24  # A wrong row of at most this many products is recomputed to name the wrong entry
 
 
 @dataclass(frozen=True)
@@ -73,24 +62,14 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Operands:
-    """The three matrices, the method of the check, and the offsets of B's rows once B has been read.
-
-    Attributes
-    ----------
-    a, b, c : Operand
-    method : str
-        ``freivalds``, ``modular`` or ``recompute``, as in `Verification`.
-    limits : Limits
-    b_offsets : (nrows(B) + 1,) int64
-        Filled by `note_offsets`.
-    """
+    """The three matrices, the method of the check, and the offsets of B's rows once B has been read."""
 
     a: Operand
     b: Operand
     c: Operand
-    method: str
+    method: str  # ``freivalds``, ``modular`` or ``recompute``, as in `Verification`
     limits: Limits
-    b_offsets: Int64Array = field(repr=False)
+    b_offsets: Int64Array = field(repr=False)  # (nrows(B) + 1,) int64: filled by `note_offsets`
 
     @property
     def ncols(self) -> int:
@@ -119,12 +98,7 @@ class Operands:
     def read(self, operand: Operand, block: RowRange, number: int) -> Iterator[CSR]:
         """Read rows of one operand.
 
-        Parameters
-        ----------
-        operand : Operand
-        block : RowRange
-        number : int
-            Place of the operand among the matrices of the range.
+        `number`: place of the operand among the matrices of the range.
         """
         return read_rows(operand, block.offsets[number], block.start, self.work, self.limits.entries)
 
@@ -141,18 +115,9 @@ class Operands:
 def operands_of(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, method: str, limits: Limits) -> Operands:
     """Return the operands of a check of ``C = A @ B``.
 
-    Parameters
-    ----------
-    a, b, c : StoredMatrix
-        Of numbers, of shapes that fit.
-    method : str
-        As in `Operands`.
-    limits : Limits
-
-    Returns
-    -------
-    Operands
-        With all offsets of B zero until they are noted.
+    `a, b, c`: of numbers, of shapes that fit.
+    `method`: as in `Operands`.
+    Returns with all offsets of B zero until they are noted.
     """
     left, right = Operand(a, "A", MatrixError), Operand(b, "B", MatrixError)
     return Operands(left, right, Operand(c, "C", WrongProductError), method, limits, np.zeros(b.nrows + 1, np.int64))
@@ -163,24 +128,11 @@ def row_ranges(operands: tuple[Operand, ...], limits: Limits) -> Iterator[RowRan
 
     Offsets are checked here: nothing else may use them before they are known to rise from 0 to nnz.
 
-    Parameters
-    ----------
-    operands : tuple of Operand
-        Matrices of as many rows.
-    limits : Limits
-        `entries` and `offsets` count.
-
-    Yields
-    ------
-    RowRange
-        Ranges in the order of rows, without gaps.
-
-    Raises
-    ------
-    MatrixError
-        If offsets of A or B fall or do not lead from 0 to nnz.
-    WrongProductError
-        If offsets of C fall or do not lead from 0 to nnz.
+    `operands`: matrices of as many rows.
+    `limits`: `entries` and `offsets` count.
+    Yields ranges in the order of rows, without gaps.
+    Raises `MatrixError` if offsets of A or B fall or do not lead from 0 to nnz.
+    Raises `WrongProductError` if offsets of C fall or do not lead from 0 to nnz.
     """
     nrows = operands[0].matrix.nrows
     for at in range(0, nrows, limits.offsets):
@@ -219,29 +171,13 @@ def _check_offsets(operand: Operand, offsets: Int64Array, start: int) -> None:
 def read_rows(operand: Operand, offsets: Int64Array, start: int, work: np.dtype[Any], most: int) -> Iterator[CSR]:
     """Read and check some rows: in one piece, or one row of more than `most` entries in several.
 
-    Parameters
-    ----------
-    operand : Operand
-    offsets : (rows + 1,) int64
-        Of the rows in the matrix.
-    start : int
-        The first row.
-    work : dtype
-        To convert values to.
-    most : int
-        Entries that one piece has at the most, unless it has several rows.
-
-    Yields
-    ------
-    CSR
-        Canonical, with values of dtype `work`.
-
-    Raises
-    ------
-    MatrixError
-        If columns of A or B are out of range or do not rise strictly.
-    WrongProductError
-        If columns of C are out of range or do not rise strictly.
+    `offsets`: (rows + 1,) int64: of the rows in the matrix.
+    `start`: the first row.
+    `work`: to convert values to.
+    `most`: entries that one piece has at the most, unless it has several rows.
+    Yields canonical, with values of dtype `work`.
+    Raises `MatrixError` if columns of A or B are out of range or do not rise strictly.
+    Raises `WrongProductError` if columns of C are out of range or do not rise strictly.
     """
     first, last = int(offsets[0]), int(offsets[-1])
     if len(offsets) != 2 or last - first <= most:

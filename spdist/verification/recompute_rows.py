@@ -23,36 +23,20 @@ A sum of `Limits.bool_products`, 2^20, products that each contain a False is bel
 
 @dataclass(frozen=True)
 class _Terms:
-    """Some entries of ``A @ B``.
+    """Some entries of ``A @ B``."""
 
-    Attributes
-    ----------
-    keys : (n,) int64
-        ``row * ncols + column`` of each entry, rising; the row is counted from the first of these rows.
-    table : (facts, n)
-        A column of sums for each entry: the value, or `ProductFacts` of floats.
-    """
-
+    # (n,) int64: ``row * ncols + column`` of each entry, rising; the row is counted from the first of these rows
     keys: Int64Array
-    table: ValueArray
+    table: ValueArray  # (facts, n): A column of sums for each entry: the value, or `ProductFacts` of floats
 
 
 def first_wrong_entry(operands: Operands, block: RowRange, rows: Int64Array) -> str | None:
     """Recompute rows of C and compare them entry by entry.
 
-    Parameters
-    ----------
-    operands : Operands
-        With the offsets of all rows of B.
-    block : RowRange
-        With offsets of A and of C.
-    rows : (n,) int64
-        Rows of the range to compute, counted from its start.
-
-    Returns
-    -------
-    str or None
-        Position of the first wrong entry, and what is wrong; None if all entries are right.
+    `operands`: with the offsets of all rows of B.
+    `block`: with offsets of A and of C.
+    `rows`: (n,) int64: rows of the range to compute, counted from its start.
+    Returns position of the first wrong entry, and what is wrong; None if all entries are right.
     """
     pieces = list(read_rows(operands.c, block.offsets[1], block.start, operands.dtype, operands.limits.entries))
     indices, data = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("indices", "data"))

@@ -65,26 +65,12 @@ def verify_by_recomputing(
 ) -> Verification:
     """Check that `c` is the product of `a` and `b` that `spec` describes.
 
-    Parameters
-    ----------
-    a, b, c : StoredMatrix
-    spec : StoredProductSpec
-    seed : int
-        Of the random sample of rows.
-    progress : callable, optional
-        Called with rows done and rows in all, of both checks together.
-
-    Returns
-    -------
-    Verification
-        Of method ``sampled``; `reason` states how many rows were recomputed. Its `vectors` and `smallest_error` are 0.
-
-    Raises
-    ------
-    InputError
-        If A and B have no such product.
-    CorruptError
-        If a Zarr chunk is missing, truncated or altered.
+    `seed`: of the random sample of rows.
+    `progress`: called with rows done and rows in all, of both checks together.
+    Returns of method ``sampled``; `reason` states how many rows were recomputed. Its `vectors` and `smallest_error` are
+    0.
+    Raises `InputError` if A and B have no such product.
+    Raises `CorruptError` if a Zarr chunk is missing, truncated or altered.
     """
     began = time.perf_counter()
     spec.check(a, b, "auto")

@@ -8,36 +8,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `verify`.
+    """The result of `verify`."""
 
-    Attributes
-    ----------
-    ok : bool
-        Whether C passed the check.
-    reason : str
-        One line: what is wrong, with row, column and figures, or why C is accepted.
-    rows, nnz : int
-        Rows and entries of C.
-    vectors : int
-        Random vectors used; 0 if every row was recomputed.
-    method : str
-        ``freivalds`` (float, complex), ``modular`` (integers), ``recompute`` (bool) or ``sampled``.
-    smallest_error : float
-        The check finds every larger error in one value of C. The unit is the sum of ``|A||B|`` over the value's row;
-        this is the largest bound of all rows. 0 means that every error is found. If C is wrong, only rows that were
-        checked count.
-    seconds : float
-        Wall-clock time of the check.
-    """
-
-    ok: bool
-    reason: str
+    ok: bool  # whether C passed the check
+    reason: str  # one line: what is wrong, with row, column and figures, or why C is accepted
+    # rows and entries of C
     rows: int
     nnz: int
-    vectors: int
-    method: str
+    vectors: int  # random vectors used; 0 if every row was recomputed
+    method: str  # ``freivalds`` (float, complex), ``modular`` (integers), ``recompute`` (bool) or ``sampled``
+    # the check finds every larger error in one value of C. The unit is the sum of ``|A||B|`` over the value's row; this
+    # is the largest bound of all rows. 0 means that every error is found. If C is wrong, only rows that were checked
+    # count.
     smallest_error: float
-    seconds: float
+    seconds: float  # wall-clock time of the check
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dictionary that JSON can hold."""

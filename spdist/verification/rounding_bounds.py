@@ -30,22 +30,13 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class RowLengths(NamedTuple):
-    """Counts for a range of rows.
+    """Counts for a range of rows."""
 
-    Attributes
-    ----------
-    a, c : (nrows,) int64
-        Entries of the row of A and of the row of C.
-    products : (nrows,) int64
-        Products of the row.
-    longest_b : (nrows,) int64
-        Entries of the longest row of B that the row of A multiplies.
-    """
-
+    # (nrows,) int64: entries of the row of A and of the row of C
     a: Int64Array
     c: Int64Array
-    products: Int64Array
-    longest_b: Int64Array
+    products: Int64Array  # (nrows,) int64: products of the row
+    longest_b: Int64Array  # (nrows,) int64: entries of the longest row of B that the row of A multiplies
 
 
 def vector_error_factor(dtype: np.dtype[Any], rows: RowLengths) -> FloatArray:
@@ -65,15 +56,8 @@ def vector_error_factor(dtype: np.dtype[Any], rows: RowLengths) -> FloatArray:
     A complex sum of n products is two real sums of 2 n products, of size ``|a||b|`` together: ``2 sqrt(2) n u``, taken
     as 3. All of this is worst case: a statistical bound, about the square root, would at times reject a right product.
 
-    Parameters
-    ----------
-    dtype : dtype
-        Of C, real or complex floating.
-    rows : RowLengths
-
-    Returns
-    -------
-    (nrows,) float64
+    `dtype`: of C, real or complex floating.
+    Returns (nrows,) float64.
 
     References
     ----------
@@ -94,28 +78,19 @@ def vector_error_factor(dtype: np.dtype[Any], rows: RowLengths) -> FloatArray:
 
 
 class ProductFacts(NamedTuple):
-    """Facts of products whose sums over an entry's products decide which values the entry may have.
+    """Facts of products whose sums over an entry's products decide which values the entry may have."""
 
-    Attributes
-    ----------
-    nan, plus_inf, minus_inf : array
-        1 if the product is NaN, Inf or -Inf because an operand is not finite; the other facts of the product but
-        `products` are 0 then.
-    products : array
-        1.
-    value, size : array
-        The product and its absolute value.
-    scaled, scaled_other : array
-        Parts of the product of operands scaled by `SCALE`, so that it does not overflow: if real, the positive and the
-        negative part; if complex, the product and its absolute value.
-    """
-
+    # 1 if the product is NaN, Inf or -Inf because an operand is not finite; the other facts of the product but
+    # `products` are 0 then
     nan: ValueArray
     plus_inf: ValueArray
     minus_inf: ValueArray
-    products: ValueArray
+    products: ValueArray  # 1
+    # the product and its absolute value
     value: ValueArray
     size: ValueArray
+    # parts of the product of operands scaled by `SCALE`, so that it does not overflow: if real, the positive and the
+    # negative part; if complex, the product and its absolute value
     scaled: ValueArray
     scaled_other: ValueArray
 
@@ -123,13 +98,8 @@ class ProductFacts(NamedTuple):
 def product_facts(left: ValueArray, right: ValueArray) -> ValueArray:
     """Return the facts of products as one array, a row for each field of `ProductFacts`.
 
-    Parameters
-    ----------
-    left, right : (products,) float64 or complex128
-
-    Returns
-    -------
-    (8, products) array of the dtype of the products
+    `left, right`: (products,) float64 or complex128.
+    Returns (8, products) array of the dtype of the products.
 
     Examples
     --------
@@ -156,21 +126,10 @@ def wrong_values(dtype: np.dtype[Any], table: ValueArray, values: ValueArray) ->
     or infinities of both signs. Complex values that are not finite are compared only as such: their parts differ
     between ways to multiply.
 
-    Parameters
-    ----------
-    dtype : dtype
-        Of C.
-    table : (8, entries)
-        Sums of `product_facts` over the products of each entry.
-    values : (entries,)
-        What C holds.
-
-    Returns
-    -------
-    expected : (entries,) array
-        NaN or Inf if only this fits.
-    wrong : (entries,) bool
-        True if no order of summation gives the value in `values`.
+    `table`: (8, entries): sums of `product_facts` over the products of each entry.
+    `values`: (entries,): what C holds.
+    Returns `expected`: (entries,) array: NaN or Inf if only this fits.
+    Returns `wrong`: (entries,) bool: true if no order of summation gives the value in `values`.
     """
     facts = ProductFacts(*table)
     nan, plus, minus, count, size = (

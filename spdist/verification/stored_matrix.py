@@ -27,33 +27,15 @@ REMAINS = ("spdist-plan", "spdist-journal")
 
 @dataclass(frozen=True)
 class MatrixCheck:
-    """What `check` found in a stored matrix.
+    """What `check` found in a stored matrix."""
 
-    Attributes
-    ----------
-    matrix : str
-        An absolute path or an fsspec URL.
-    sealed : bool
-        Whether spdist wrote the matrix with a seal, which reveals altered and swapped Zarr chunks.
-    problems : tuple of str
-        One line for each problem; at most 30 Zarr chunks of an array are named.
-    count : int
-        Number of problems, named or not.
-    nchunks : int
-        Zarr chunks that were read.
-    nnz : int
-        Entries, or dense blocks of a block matrix; 0 if its metadata are wrong.
-    seconds : float
-        Wall-clock time of the check.
-    """
-
-    matrix: str
-    sealed: bool
-    problems: tuple[str, ...]
-    count: int
-    nchunks: int
-    nnz: int
-    seconds: float
+    matrix: str  # an absolute path or an fsspec URL
+    sealed: bool  # whether spdist wrote the matrix with a seal, which reveals altered and swapped Zarr chunks
+    problems: tuple[str, ...]  # one line for each problem; at most 30 Zarr chunks of an array are named
+    count: int  # number of problems, named or not
+    nchunks: int  # Zarr chunks that were read
+    nnz: int  # entries, or dense blocks of a block matrix; 0 if its metadata are wrong
+    seconds: float  # wall-clock time of the check
 
     @property
     def ok(self) -> bool:

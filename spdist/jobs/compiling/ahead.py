@@ -34,14 +34,7 @@ SLICES = "spdist.kernels.cpu.slices"
 def compile_ahead(job: JobSpec) -> Future[None]:
     """Compile the kernels of a job in a thread of this process, unless they were compiled on this host before.
 
-    Parameters
-    ----------
-    job : JobSpec
-
-    Returns
-    -------
-    Future
-        Done once workers find the kernels in the cache. It holds an error that they will meet too.
+    Returns done once workers find the kernels in the cache. It holds an error that they will meet too.
     """
     future: Future[None] = Future()
     if job.engine == "scipy" or job.engine in GPU_ENGINES or job.product.per_row.functions:
@@ -67,14 +60,8 @@ def compile_ahead(job: JobSpec) -> Future[None]:
 def compile_kernels(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool = False, engine: str = "numba") -> None:
     """Compile the kernels of a product, or load them, and note that they are in the cache.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Of one row: types and sizes as `tiny_product` returns them.
-    spec : ProductSpec
-    merges : bool
-        Whether partial products are merged.
-    engine : {"auto", "numba"}
+    `a, b`: of one row: types and sizes as `tiny_product` returns them.
+    `merges`: whether partial products are merged.
     """
     load_cpu_kernels(a, b, spec, "auto" if engine == "auto" else "numba", merges=merges)
     _note(a, b, spec, merges=merges)
@@ -111,13 +98,8 @@ def note_of(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool) -> Path:
 
     Its name is a digest of processor, Numba and sources of kernels, and of all types for which kernels differ.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Their types and sizes choose the kernels.
-    spec : ProductSpec
-    merges : bool
-        Whether partial products are merged.
+    `a, b`: their types and sizes choose the kernels.
+    `merges`: whether partial products are merged.
     """
     epilogue = spec.epilogue
     types = [

@@ -43,26 +43,12 @@ def warm_up(
 ) -> dict[str, Any]:
     """Compile the kernels of usual products for this machine; what the cache has already is only loaded.
 
-    Parameters
-    ----------
-    engine : {"auto", "numba", "cuda", "hybrid"}
-        "cuda" and "hybrid" compile for the GPU of this process too.
-    dtypes : sequence of str
-        Of the values of A and B.
-    processes : int, optional
-        Compile side by side; by default one for each CPU that this process may use.
-    progress : callable, optional
-        Called as ``progress(done, total)``.
-
-    Returns
-    -------
-    dict
-        ``engine``, ``dtypes``, number of ``products`` whose kernels are there now, and ``seconds``.
-
-    Raises
-    ------
-    InputError
-        If there is no such engine or dtype, or no GPU for an engine that needs one.
+    `engine`: "cuda" and "hybrid" compile for the GPU of this process too.
+    `dtypes`: of the values of A and B.
+    `processes`: compile side by side; by default one for each CPU that this process may use.
+    `progress`: called as ``progress(done, total)``.
+    Returns ``engine``, ``dtypes``, number of ``products`` whose kernels are there now, and ``seconds``.
+    Raises `InputError` if there is no such engine or dtype, or no GPU for an engine that needs one.
     """
     if engine not in ENGINES or engine == "scipy":
         raise InputError(f"engine={engine!r} compiles nothing ahead: write auto, numba, cuda or hybrid")

@@ -54,30 +54,6 @@ TYPICAL_GPU = replace(GPU_RATES, read=2.0e10, write=2.0e10)
 class Machine(Displayed):
     """Rates and waits of one host.
 
-    Attributes
-    ----------
-    host, processor : str
-    cpus : int
-        That this process may use.
-    core : Rates
-        Of one core, in CPU seconds.
-    gains : mapping of str to float
-        How many times as fast as one core all CPUs together are, for "read", "multiply" and "write".
-    strain : float
-        CPU seconds of products on all CPUs, which share caches and memory, over those on one.
-    gpu : Rates
-        Of a GPU: its products and entries of C, and as `read` and `write` the bus to it and from it.
-    paces : mapping of str to float
-        Observed over predicted seconds of a product's run, for "cpu" and "gpu".
-    measured : str
-        Day of the measurement; empty for a typical machine.
-    is_busy : bool
-        Whether other programs had the CPUs when it was measured: gains, paces and waits were left as they were.
-    gpu_name : str
-        Empty if no GPU was measured.
-    seen : mapping of str to tuple of float
-        The newest waits that were observed, by their names in `WAITS`.
-
     Examples
     --------
     >>> typical_machine().wait("close")
@@ -86,15 +62,20 @@ class Machine(Displayed):
 
     host: str
     processor: str
-    cpus: int
-    core: Rates
+    cpus: int  # that this process may use
+    core: Rates  # of one core, in CPU seconds
+    # how many times as fast as one core all CPUs together are, for "read", "multiply" and "write"
     gains: Mapping[str, float]
-    strain: float = 1.0
+    strain: float = 1.0  # CPU seconds of products on all CPUs, which share caches and memory, over those on one
+    # of a GPU: its products and entries of C, and as `read` and `write` the bus to it and from it
     gpu: Rates = TYPICAL_GPU
+    # observed over predicted seconds of a product's run, for "cpu" and "gpu"
     paces: Mapping[str, float] = field(default_factory=lambda: {"cpu": 1.0, "gpu": 1.0})
-    measured: str = ""
+    measured: str = ""  # day of the measurement; empty for a typical machine
+    # whether other programs had the CPUs when it was measured: gains, paces and waits were left as they were
     is_busy: bool = False
-    gpu_name: str = ""
+    gpu_name: str = ""  # empty if no GPU was measured
+    # the newest waits that were observed, by their names in `WAITS`
     seen: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def wait(self, name: str) -> float:
@@ -115,10 +96,7 @@ class Machine(Displayed):
     def from_json(raw: Mapping[str, Any]) -> Machine:
         """Restore a machine from what `to_json` returned.
 
-        Raises
-        ------
-        ValueError, KeyError, TypeError
-            If it is of another version or damaged.
+        Raises `ValueError, KeyError, TypeError` if it is of another version or damaged.
         """
         if raw["version"] != VERSION:
             raise ValueError(f"rates of version {raw['version']}")
@@ -179,11 +157,7 @@ def remember(machine: Machine) -> None:
 def learn(report: Report, plan: Plan) -> None:
     """Add what a finished command waited for to what is known of this machine.
 
-    Parameters
-    ----------
-    report : Report
-        Of a whole command, on the workers that it has by default.
-    plan : Plan
+    `report`: of a whole command, on the workers that it has by default.
     """
     found = waits_of(report, plan)
     if found:
@@ -191,13 +165,7 @@ def learn(report: Report, plan: Plan) -> None:
 
 
 def waits_of(report: Report, plan: Plan) -> dict[str, float]:
-    """Return what a finished command waited for, by the names of `WAITS`.
-
-    Parameters
-    ----------
-    report : Report
-    plan : Plan
-    """
+    """Return what a finished command waited for, by the names of `WAITS`."""
     took, on_gpu = report.phases, " on GPUs" if plan.on_gpu else ""
     found = {start_of(plan): took.get("start", 0.0), "close": took.get("close", 0.0)}
     if len(plan.blocks) <= 1 and is_short_here(plan):

@@ -80,24 +80,11 @@ def measure_machine(
 ) -> Machine:
     """Measure this machine and keep what was found for predictions.
 
-    Parameters
-    ----------
-    folder : str or Path, optional
-        Where matrices of some 200 MB are written meanwhile: choose the kind of storage that products use. By default
-        the folder for temporary files.
-    progress : callable, optional
-        Called as ``progress(done, total)``.
-
-    Returns
-    -------
-    Machine
-
-    Raises
-    ------
-    InputError
-        If nothing can be written there.
-    SpdistError
-        If a command fails.
+    `folder`: where matrices of some 200 MB are written meanwhile: choose the kind of storage that products use. By
+    default the folder for temporary files.
+    `progress`: called as ``progress(done, total)``.
+    Raises `InputError` if nothing can be written there.
+    Raises `SpdistError` if a command fails.
     """
     steps, done = 4 if worker_process.gpu_name() is not None else 3, 0
     try:

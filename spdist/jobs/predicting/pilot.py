@@ -23,58 +23,28 @@ from spdist.storage.chunked_array import compresses
 
 @dataclass(frozen=True)
 class PilotTuning:
-    """How large a pilot is.
+    """How large a pilot is."""
 
-    Attributes
-    ----------
-    products : int
-        Products that are made, about: some milliseconds, beside which calls count little.
-    runs : int
-        Runs of consecutive rows, spread evenly over A.
-    chunks : int
-        Most Zarr chunks of B that are read: a second of decoding.
-    repeats : int
-        Times that the product is made, besides a first time that loads the kernels; their mean counts.
-    """
-
-    products: int = 1 << 21
-    runs: int = 32
-    chunks: int = 1 << 10
-    repeats: int = 2
+    products: int = 1 << 21  # products that are made, about: some milliseconds, beside which calls count little
+    runs: int = 32  # runs of consecutive rows, spread evenly over A
+    chunks: int = 1 << 10  # most Zarr chunks of B that are read: a second of decoding
+    repeats: int = 2  # times that the product is made, besides a first time that loads the kernels; their mean counts
 
 
 @dataclass(frozen=True)
 class Pilot:
-    """What the pilot of a product showed.
+    """What the pilot of a product showed."""
 
-    Attributes
-    ----------
-    slowness : float
-        CPU seconds over those of products and entries of C at the rates of a core that was given.
-    compresses : bool
-        Whether C's values are stored compressed.
-    """
-
-    slowness: float
-    compresses: bool
+    slowness: float  # CPU seconds over those of products and entries of C at the rates of a core that was given
+    compresses: bool  # whether C's values are stored compressed
 
 
 def pilot(job: JobSpec, plan: Plan, core: Rates, tuning: PilotTuning | None = None) -> Pilot | None:
     """Make some rows of C with one thread, in this process.
 
-    Parameters
-    ----------
-    job : JobSpec
-        Of cores; their kernels are compiled.
-    plan : Plan
-    core : Rates
-        With which the pilot is compared.
-    tuning : PilotTuning, optional
-
-    Returns
-    -------
-    Pilot or None
-        None if the product is empty, or so scattered and large that the rows of B would take long to read.
+    `job`: of cores; their kernels are compiled.
+    `core`: with which the pilot is compared.
+    Returns none if the product is empty, or so scattered and large that the rows of B would take long to read.
     """
     tuning = tuning or PilotTuning()
     if not plan.expansion:

@@ -37,20 +37,6 @@ WAIT_SHARE = 0.1
 class Prediction:
     """What ``spdist multiply`` of a plan should take here.
 
-    Attributes
-    ----------
-    phases : mapping of str to float
-        Wall seconds of each phase of the command.
-    verify : float
-        Wall seconds that ``--verify`` takes besides; 0.0 for a reduction, which has no C to verify.
-    core_seconds : mapping of str to float
-        CPU seconds of each stage of the run; on a GPU also "gpu".
-    cpus : int
-    doubt : float
-        Share of the run by which it may be longer or shorter.
-    measured : str
-        Day on which this machine was measured; empty for typical rates.
-
     Examples
     --------
     >>> found = Prediction({"start": 1.0, "run": 2.0}, 0.5, {"multiply": 4.0}, 2, 0.2, "2026-01-31")
@@ -58,12 +44,12 @@ class Prediction:
     (3.0, [2.5, 3.5])
     """
 
-    phases: Mapping[str, float]
-    verify: float
-    core_seconds: Mapping[str, float]
+    phases: Mapping[str, float]  # wall seconds of each phase of the command
+    verify: float  # wall seconds that ``--verify`` takes besides; 0.0 for a reduction, which has no C to verify
+    core_seconds: Mapping[str, float]  # CPU seconds of each stage of the run; on a GPU also "gpu"
     cpus: int
-    doubt: float
-    measured: str
+    doubt: float  # share of the run by which it may be longer or shorter
+    measured: str  # day on which this machine was measured; empty for typical rates
 
     @property
     def seconds(self) -> float:
@@ -117,22 +103,11 @@ def plan_and_predict(
 ) -> tuple[Plan, Prediction]:
     """Plan ``A @ B`` as `planning.plan`, or a reduction of it, and predict what it takes here.
 
-    Parameters
-    ----------
-    operands : (A, B), each a path, URL or StoredMatrix
-    product : ProductOptions
-    execution : ExecutionOptions
-    what : Reduction, optional
-        That is made of the product, which is not stored then.
-
-    Returns
-    -------
-    (Plan, Prediction)
-
-    Raises
-    ------
-    InputError, MatrixError, MemoryBoundError
-        As `planning.plan`; InputError also if the reduction needs no plan.
+    `operands`: (A, B), each a path, URL or StoredMatrix.
+    `what`: that is made of the product, which is not stored then.
+    Returns (Plan, Prediction).
+    Raises `InputError, MatrixError, MemoryBoundError` As `planning.plan`; InputError also if the reduction needs no
+    plan.
     """
     with phases.clocked() as clock:
         with phases.during("plan"):
@@ -160,18 +135,8 @@ def _reducing(
 def predict(source: PlanSource, made: Plan, planning: float, machine: Machine) -> Prediction:
     """Predict what a product takes.
 
-    Parameters
-    ----------
-    source : PlanSource
-    made : Plan
-        Its plan.
-    planning : float
-        Seconds that it took to make.
-    machine : Machine
-
-    Returns
-    -------
-    Prediction
+    `made`: its plan.
+    `planning`: seconds that it took to make.
     """
     job, request = source.draft().with_plan(made, ""), source.request
     short = is_short_here(made)

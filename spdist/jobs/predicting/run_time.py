@@ -25,11 +25,7 @@ COMPRESSED_GAIN = 2.0
 def expectation(request: PlanRequest, execution: ExecutionOptions) -> Callable[[Plan], float]:
     """Return what predicts the wall seconds of a run before it begins, without a pilot; 0.0 for workers elsewhere.
 
-    Parameters
-    ----------
-    request : PlanRequest
-        Of the run's plan.
-    execution : ExecutionOptions
+    `request`: of the run's plan.
     """
 
     def expects(made: Plan) -> float:
@@ -53,20 +49,9 @@ def stage_seconds(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return what each stage takes in all.
 
-    Parameters
-    ----------
-    request : PlanRequest
-    made : Plan
-    machine : Machine
-    tried : Pilot, optional
-        Without one, products and entries of C take what those of other matrices took.
-
-    Returns
-    -------
-    core : dict
-        CPU seconds of each stage.
-    wall : dict
-        Wall seconds of each stage if it has the machine for itself; on a GPU also of bus and kernels.
+    `tried`: without one, products and entries of C take what those of other matrices took.
+    Returns `core`: CPU seconds of each stage.
+    Returns `wall`: wall seconds of each stage if it has the machine for itself; on a GPU also of bus and kernels.
     """
     rates, gains = machine.core, machine.gains
     if tried is not None:
@@ -105,12 +90,7 @@ def _gpu_seconds(made: Plan, gpu: Rates, writes_c: bool) -> dict[str, float]:
 def run_seconds(made: Plan, machine: Machine, core: Mapping[str, float], wall: Mapping[str, float]) -> float:
     """Return the wall seconds of a run, from the first read to the last write.
 
-    Parameters
-    ----------
-    made : Plan
-    machine : Machine
-    core, wall : mapping of str to float
-        Of `stage_seconds`.
+    `core, wall`: of `stage_seconds`.
     """
     stages, head = dict(wall), 0.0
     if made.resident:  # B is read before all else

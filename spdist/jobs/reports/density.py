@@ -40,16 +40,6 @@ _DARK, _LIGHT = (20, 70, 140), (120, 180, 240)
 class DensityMap(Displayed):
     """How many entries of a matrix lie in each cell of a grid.
 
-    Attributes
-    ----------
-    name : str
-        Of the matrix.
-    shape : (nrows, ncols)
-        Of the matrix.
-    counts : (m, n) float64
-        Entries of each cell, estimated if not all entries were read; dense blocks if the matrix is stored in them.
-    entries, entries_read : int
-
     Examples
     --------
     >>> found = DensityMap("A", (2, 2), np.array([[3.0, 0.0], [0.0, 1.0]]), 4, 4)
@@ -58,7 +48,9 @@ class DensityMap(Displayed):
     """
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (nrows, ncols)
+    # (m, n) float64: entries of each cell, estimated if not all entries were read; dense blocks if the matrix is stored
+    # in them
     counts: Counts
     entries: int
     entries_read: int
@@ -115,15 +107,7 @@ class DensityMap(Displayed):
 def density_map(matrix: MatrixLike, most: int | None = None) -> DensityMap:
     """Count the entries of a stored matrix in the cells of a grid; `spdist.spy` describes it.
 
-    Parameters
-    ----------
-    matrix : path, URL or StoredMatrix
-    most : int, optional
-        Entries to read at most; `MOST_ENTRIES` by default.
-
-    Returns
-    -------
-    DensityMap
+    `most`: entries to read at most; `MOST_ENTRIES` by default.
     """
     m, most = open_operand(matrix), MOST_ENTRIES if most is None else most
     counts = np.zeros((min(CELLS, m.nrows), min(CELLS, m.ncols)))
@@ -166,14 +150,7 @@ def _sample(m: StoredMatrix, counts: Counts, most: int) -> int:
 def density_maps(a: MatrixLike, b: MatrixLike, c: MatrixLike) -> dict[str, dict[str, str]]:
     """Return pictures of A, B and C as a report holds them.
 
-    Parameters
-    ----------
-    a, b, c : path, URL or StoredMatrix
-
-    Returns
-    -------
-    dict
-        For each matrix its picture and what it shows.
+    Returns for each matrix its picture and what it shows.
     """
     opened = {name: open_operand(matrix) for name, matrix in zip("ABC", (a, b, c), strict=True)}
     maps = {m.url: density_map(m, RECORD_ENTRIES) for m in {m.url: m for m in opened.values()}.values()}

@@ -22,17 +22,9 @@ _FOREIGN = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 def write_report(records: Sequence[str | Path], file: str | Path) -> None:
     """Write the report of runs.
 
-    Parameters
-    ----------
-    records : sequence of str or Path
-        Files that ``--record`` wrote, each of one run; of a run that was resumed, in any order.
-    file : str or Path
-        The HTML file; replaced if it exists.
-
-    Raises
-    ------
-    InputError
-        If a record cannot be read or is none, or the file cannot be written.
+    `records`: files that ``--record`` wrote, each of one run; of a run that was resumed, in any order.
+    `file`: the HTML file; replaced if it exists.
+    Raises `InputError` if a record cannot be read or is none, or the file cannot be written.
     """
     runs = sorted((_fold(Path(record)) for record in records), key=lambda run: -float(run["start"]["begun"]))
     try:
@@ -84,19 +76,8 @@ def _folded(lines: list[Message]) -> dict[str, Any]:
 def reported(output: OutputOptions) -> Iterator[OutputOptions]:
     """Write the report that was asked for at the end of a ``with`` block, of a run that failed too.
 
-    Parameters
-    ----------
-    output : OutputOptions
-
-    Yields
-    ------
-    OutputOptions
-        With a record, if a report is made of it.
-
-    Raises
-    ------
-    InputError
-        If the report cannot be written.
+    Yields with a record, if a report is made of it.
+    Raises `InputError` if the report cannot be written.
     """
     if output.report is None:
         yield output

@@ -34,15 +34,7 @@ def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource
 
     With the engines of CPUs, workers would start after the plan anyway.
 
-    Parameters
-    ----------
-    source : PlanSource
-    execution : ExecutionOptions
-
-    Returns
-    -------
-    PlanSource
-        With the plan, or `source` itself.
+    Returns with the plan, or `source` itself.
     """
     if source.stored_plan is not None or _has_workers(execution):
         return source
@@ -56,16 +48,8 @@ def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource
 def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
     """Return the plan if this process shall make the product itself; None if it needs workers.
 
-    Parameters
-    ----------
-    source : PlanSource
-        From `plan_if_short`.
-    execution : ExecutionOptions
-
-    Raises
-    ------
-    InputError
-        If this process cannot take as much memory as the plan needs.
+    `source`: from `plan_if_short`.
+    Raises `InputError` if this process cannot take as much memory as the plan needs.
     """
     plan = source.stored_plan
     if plan is None or _has_workers(execution) or not is_short(plan):
@@ -85,12 +69,8 @@ def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
 def _check_memory(workers: int, of_each: int) -> None:
     """Refuse workers for which this host or its control group is too small: the system would end them without a word.
 
-    Parameters
-    ----------
-    workers : int
-        Processes that will be started; 0 if the only worker is in this process.
-    of_each : int
-        Bytes that the plan takes on each worker; 0 if there is no plan yet.
+    `workers`: processes that will be started; 0 if the only worker is in this process.
+    `of_each`: bytes that the plan takes on each worker; 0 if there is no plan yet.
     """
     needed, limit = (workers + 1) * LOADED_BYTES + max(workers, 1) * of_each, probe.host_limit()
     if needed > limit:

@@ -17,12 +17,8 @@ KERNELS = {"numba": "spdist.kernels.cpu.numba_engine", "cuda": "spdist.kernels.s
 def load_early(engine: str, memory_limit: str | None) -> None:
     """Begin to load what an engine needs; whoever uses it waits until it is there.
 
-    Parameters
-    ----------
-    engine : str
-        Of a product that this process makes. Nothing is loaded for "auto", which may need none of it.
-    memory_limit : str, optional
-        As the user gave it. Without one, planning asks the GPU for its free memory.
+    `engine`: of a product that this process makes. Nothing is loaded for "auto", which may need none of it.
+    `memory_limit`: as the user gave it. Without one, planning asks the GPU for its free memory.
     """
     if engine not in KERNELS:
         return

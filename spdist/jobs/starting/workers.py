@@ -33,23 +33,12 @@ from spdist.storage.locations import in_process
 
 
 class Ready(NamedTuple):
-    """What a product needs to run.
+    """What a product needs to run."""
 
-    Attributes
-    ----------
-    client : distributed.Client
-        Connected to the workers.
-    plan : Plan
-    name : str
-        Name under which workers know the product.
-    supervisor : Supervisor
-        Looks after the workers; it has found that they fit the plan.
-    """
-
-    client: Client
+    client: Client  # connected to the workers
     plan: Plan
-    name: str
-    supervisor: Supervisor
+    name: str  # name under which workers know the product
+    supervisor: Supervisor  # looks after the workers; it has found that they fit the plan
 
 
 @contextlib.contextmanager
@@ -58,30 +47,13 @@ def workers_and_plan(
 ) -> Iterator[Ready]:
     """Start or find workers and make a plan; stop the workers afterwards if they were started here.
 
-    Parameters
-    ----------
-    source : PlanSource
-    execution : ExecutionOptions
-        Its workers and scheduler count. The engine is the request's, which a stored plan may have changed.
-    callbacks : Callbacks
-        Its `planned` is called.
-    target : str
-        Where C goes; empty if C is not stored.
+    `execution`: its workers and scheduler count. The engine is the request's, which a stored plan may have changed.
+    `callbacks`: its `planned` is called.
+    `target`: where C goes; empty if C is not stored.
+    Raises `InputError` if there are no workers, or one does not fit: other software, too little memory, another view of
+    a matrix or of the place of C.
+    Raises `MemoryBoundError` if the smallest block does not fit.
 
-    Yields
-    ------
-    Ready
-
-    Raises
-    ------
-    InputError
-        If there are no workers, or one does not fit: other software, too little memory, another view of a matrix or of
-        the place of C.
-    MemoryBoundError
-        If the smallest block does not fit.
-
-    Notes
-    -----
     Workers that take long to start do so while the plan is made, if there is surely a block for each: processes, and
     all that use GPUs. Early workers load libraries, help to plan, and begin to read B if all of B will stay in memory.
     A plan for the workers of a running scheduler depends on their threads. With a stored plan no worker starts early.

@@ -51,17 +51,9 @@ def multiply(a: BSR, b: BSR, *, threads: int = 1) -> BSR:
 def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
     """Return as many whole block rows of ``a @ b``, from `start` on, as fit in `capacity` blocks.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Canonical; their values are blocks that fit (`dtypes.block_dtype`).
-    start, capacity : int
-        As for `cpu.multiply_rows`, in block rows and blocks.
-
-    Returns
-    -------
-    CSR
-        Block rows ``[start, start + result.nrows)`` of C: one at least, unless `start` is ``a.nrows``.
+    `a, b`: canonical; their values are blocks that fit (`dtypes.block_dtype`).
+    `start, capacity`: as for `cpu.multiply_rows`, in block rows and blocks.
+    Returns block rows ``[start, start + result.nrows)`` of C: one at least, unless `start` is ``a.nrows``.
     """
     left, right = from_rows(a), from_rows(b)
     check_fit(left, right)
@@ -72,15 +64,8 @@ def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
 def merge(p: CSR, q: CSR) -> CSR:
     """Add two matrices of blocks of one size, by block rows.
 
-    Parameters
-    ----------
-    p, q : CSR
-        Canonical, with values of one `dtypes.block_dtype`. If one has fewer block rows, the others are left out.
-
-    Returns
-    -------
-    CSR
-        Canonical, with a block wherever `p` or `q` has one.
+    `p, q`: canonical, with values of one `dtypes.block_dtype`. If one has fewer block rows, the others are left out.
+    Returns canonical, with a block wherever `p` or `q` has one.
     """
     step = len(p.data) + 1
     numbers = [np.arange(1, len(m.data) + 1, dtype=np.int64) for m in (p, q)]
@@ -108,15 +93,8 @@ def _fill(a: BSR, b: BSR, c: CSR, threads: int) -> BSR:
 def check_fit(a: BSR, b: BSR) -> None:
     """Refuse operands whose shapes or blocks do not fit.
 
-    Parameters
-    ----------
-    a, b : BSR
-        Operands of ``a @ b``.
-
-    Raises
-    ------
-    MatrixError
-        With the sizes.
+    `a, b`: operands of ``a @ b``.
+    Raises `MatrixError` With the sizes.
     """
     if a.shape[1] == b.shape[0] and a.blocksize[1] == b.blocksize[0]:
         return

@@ -188,21 +188,11 @@ def whole_rows(
 ) -> WholeRows | None:
     """Choose how whole rows of C are multiplied.
 
-    Parameters
-    ----------
-    longest : int
-        Blocks in the longest block row of A.
-    mean_b, mean_c : float
-        Mean number of blocks in a block row of B, and of C.
-    sizes : (r, s, t)
-        Blocks of r x s times s x t.
-    value, index : int
-        Bytes of a value, and of a block column.
-
-    Returns
-    -------
-    WholeRows or None
-        None if blocks are too large, or some rows have too many pairs.
+    `longest`: blocks in the longest block row of A.
+    `mean_b, mean_c`: mean number of blocks in a block row of B, and of C.
+    `sizes`: (r, s, t): blocks of r x s times s x t.
+    `value, index`: bytes of a value, and of a block column.
+    Returns none if blocks are too large, or some rows have too many pairs.
 
     Examples
     --------
@@ -234,20 +224,10 @@ CORES = {"double": ("Double", 8, 4), "float": ("Rounded", 16, 8)}
 def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32: bool = False) -> str:
     """Return the C++ type in bsr.cu that multiplies two blocks.
 
-    Parameters
-    ----------
-    value : str
-        C type of the values.
-    sizes : (r, s, t)
-        Blocks of r x s times s x t.
-    tensor_cores : bool
-        Whether the GPU multiplies doubles on tensor cores.
-    tf32 : bool
-        Whether float32 values may be rounded to 11 significant bits.
-
-    Returns
-    -------
-    str
+    `value`: C type of the values.
+    `sizes`: (r, s, t): blocks of r x s times s x t.
+    `tensor_cores`: whether the GPU multiplies doubles on tensor cores.
+    `tf32`: whether float32 values may be rounded to 11 significant bits.
 
     Examples
     --------
@@ -269,17 +249,9 @@ def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32:
 def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str]:
     """Return the name expressions of the kernels that multiply by tasks.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, block columns and offsets.
-    method : str
-        From `method_of`.
-
-    Returns
-    -------
-    (str, str)
-        The kernel that cuts C into tasks, and the one that multiplies.
+    `value, index, pointer`: C types of values, block columns and offsets.
+    `method`: from `method_of`.
+    Returns the kernel that cuts C into tasks, and the one that multiplies.
 
     Examples
     --------
@@ -292,18 +264,9 @@ def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str
 def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
     """Return the name expression of the kernel that multiplies whole rows.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, block columns and offsets.
-    sizes : (r, s, t)
-        Blocks of r x s times s x t.
-    group : int
-        Lanes of a row.
-
-    Returns
-    -------
-    str
+    `value, index, pointer`: C types of values, block columns and offsets.
+    `sizes`: (r, s, t): blocks of r x s times s x t.
+    `group`: lanes of a row.
 
     Examples
     --------
@@ -319,15 +282,8 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
     Measured: the best tile leaves the fewest lanes idle, has two columns, which are loaded at once, and is small, but
     smaller than the block.
 
-    Parameters
-    ----------
-    r, t : int
-        Rows and columns of the block.
-
-    Returns
-    -------
-    (int, int) or None
-        Rows and columns of the tile; None if a warp has too few lanes.
+    `r, t`: rows and columns of the block.
+    Returns (int, int) or None: rows and columns of the tile; None if a warp has too few lanes.
 
     Examples
     --------
@@ -349,15 +305,8 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return every kernel of block products for a choice of types; tests compile them all.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, block columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-
-    Returns
-    -------
-    dict
-        Name expressions by file.
+    `value, index, pointer`: C types of values, block columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+    Returns name expressions by file.
     """
     sides = *SIZES, LONGEST_SIDE + 1
     methods = {method_of(value, (side, side, side), True, tf32) for side in sides for tf32 in (False, True)}

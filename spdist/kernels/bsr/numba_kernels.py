@@ -41,13 +41,8 @@ def add_blocks(
 
     Places count values. Each row of a block is one vector.
 
-    Parameters
-    ----------
-    a, b, c : one-dimensional arrays
-        B and C have one dtype; A has that dtype or a less precise one.
-    p, q, at : uintp
-    sizes : tuple of three tuples
-        Their lengths are r, s and t, for blocks of r x s times s x t.
+    `a, b, c`: B and C have one dtype; A has that dtype or a less precise one.
+    `sizes`: their lengths are r, s and t, for blocks of r x s times s x t.
     """
     r, s, t = (len(size) for size in sizes)
 
@@ -132,17 +127,10 @@ def multiply_rows(
 ) -> None:
     """Write the values of block rows ``[start, stop)`` of C.
 
-    Parameters
-    ----------
-    a, b : tuple of (indptr, indices, data)
-        Values as one array.
-    start, stop : int
-    places : (block columns of C,) int64
-        Scratch memory.
-    c : tuple of (indptr, indices, data)
-        Values are overwritten.
-    sizes : tuple of three tuples
-        Their lengths are r, s and t, for blocks of r x s times s x t.
+    `a, b`: values as one array.
+    `places`: (block columns of C,) int64: scratch memory.
+    `c`: values are overwritten.
+    `sizes`: their lengths are r, s and t, for blocks of r x s times s x t.
     """
     r, s, t = len(sizes[0]), len(sizes[1]), len(sizes[2])
     for row in range(np.uintp(start), np.uintp(stop)):
@@ -163,15 +151,9 @@ def multiply_columns(
 ) -> None:
     """Write block rows ``[start, stop)`` of a block matrix times a dense one.
 
-    Parameters
-    ----------
-    a : tuple of (indptr, indices, data)
-        Values as one array.
-    start, stop : int
-    x, y : (ncols * columns,), (nrows * columns,)
-        Dense matrices of few columns, by rows; y is overwritten.
-    sizes : tuple of three tuples
-        Their lengths are r and s, for blocks of r x s, and the number of columns.
+    `a`: values as one array.
+    `x, y`: (ncols * columns,), (nrows * columns,): dense matrices of few columns, by rows; y is overwritten.
+    `sizes`: their lengths are r and s, for blocks of r x s, and the number of columns.
     """
     r, s, t = len(sizes[0]), len(sizes[1]), len(sizes[2])
     for row in range(np.uintp(start), np.uintp(stop)):

@@ -46,11 +46,7 @@ STRIDE = np.uintp(32)
 def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None:
     """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first.
 
-    Parameters
-    ----------
-    heap : (n,) array
-    root, n : int
-    value : number
+    `heap`: (n,) array.
     """
     child = np.uintp(2) * root + np.uintp(1)
     while child < n:
@@ -67,16 +63,9 @@ def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None
 def find_cut(values: ValueArray, n: np.uintp, least: Any, top: int, heap: ValueArray) -> Any:
     """Return the smallest of the first `n` values to keep, and how many entries equal to it to keep.
 
-    Parameters
-    ----------
-    values : array
-    n : int
-    least : value
-        Smaller values are not kept.
-    top : int
-        Most entries to keep.
-    heap : (top,) array
-        Overwritten.
+    `least`: smaller values are not kept.
+    `top`: most entries to keep.
+    `heap`: (top,) array: overwritten.
     """
     held = np.uintp(0)
     at = np.uintp(0)
@@ -103,13 +92,7 @@ def find_cut(values: ValueArray, n: np.uintp, least: Any, top: int, heap: ValueA
 def finish_row(row: RowsOut, n: np.uintp, number: int, epilogue: EpilogueArguments | None) -> Any:
     """Scale, map and normalise the `n` values of a row in place, and drop zeros; return how many entries are left.
 
-    Parameters
-    ----------
-    row : RowsOut
-    n : int
-    number : int
-        The row's place in the factors for rows.
-    epilogue : EpilogueArguments or None
+    `number`: the row's place in the factors for rows.
     """
     if epilogue is None:
         return n
@@ -137,14 +120,8 @@ def finish_row(row: RowsOut, n: np.uintp, number: int, epilogue: EpilogueArgumen
 def scale(values: ValueArray, at: int, factors: ValueArray | None, number: int) -> None:
     """Multiply a value by a factor, in place.
 
-    Parameters
-    ----------
-    values : array
-    at : int
-    factors : array or None
-        If None, the compiled code is empty.
-    number : int
-        The factor's place.
+    `factors`: if None, the compiled code is empty.
+    `number`: the factor's place.
     """
     if factors is not None:
         values[at] *= factors[number]
@@ -169,12 +146,7 @@ def apply(values: ValueArray, at: int, function: Callable[[Any], Any] | None) ->
 def norm_of(values: ValueArray, n: np.uintp, norm: int) -> Any:
     """Return the norm of the first `n` values.
 
-    Parameters
-    ----------
-    values : array
-    n : int
-    norm : {1, 2, 3}
-        1 more than the position in `product_spec.NORMS`.
+    `norm`: 1 more than the position in `product_spec.NORMS`.
     """
     size = 0.0
     for t in range(n):
@@ -189,16 +161,9 @@ def keep_row(row: RowsOut, n: np.uintp, selection: Selection | None, c: RowsOut,
 
     Places from the capacity on are counted, but all written to one spare entry.
 
-    Parameters
-    ----------
-    row : RowsOut
-        The finished row, from place 0 on.
-    n : int
-        Entries of the row.
-    selection : Selection or None
-        None keeps all entries.
-    c : RowsOut
-    at : int
+    `row`: the finished row, from place 0 on.
+    `n`: entries of the row.
+    `selection`: none keeps all entries.
     """
     if selection is None:
         fits = at + n <= c.capacity
@@ -231,15 +196,9 @@ def make_dense(
 
     Pre: `least` is above the semiring's zero; all totals are zero, before and after.
 
-    Parameters
-    ----------
-    product, forbidden, c
-        As for `make_row`.
-    extent : RowExtent
-    least : number
-        Smallest value to keep.
-    totals : array
-        The totals of a `Window`.
+    `product, forbidden, c`: as for `make_row`.
+    `least`: smallest value to keep.
+    `totals`: the totals of a `Window`.
     """
     a, b, row, first, ring = product.a, product.b, extent.row, np.uintp(extent.first), product.ring
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -255,18 +214,10 @@ def make_dense(
 def scan(totals: ValueArray, first: np.uintp, columns: np.uintp, least: Any, c: RowsOut, zero: Any) -> Any:
     """Move the totals that are at least `least` to C from place 0 on, and clear all; return how many there are.
 
-    Parameters
-    ----------
-    totals : array
-        Of `columns` columns, rounded up to `STRIDE`.
-    first : int
-        Column of ``totals[0]``.
-    columns : int
-    least : number
-        Smallest value to keep; above `zero`.
-    c : RowsOut
-    zero : number
-        The semiring's zero.
+    `totals`: of `columns` columns, rounded up to `STRIDE`.
+    `first`: column of ``totals[0]``.
+    `least`: smallest value to keep; above `zero`.
+    `zero`: the semiring's zero.
     """
     at = np.uintp(0)
     for t in range(np.uintp(0), columns, STRIDE):
@@ -293,17 +244,9 @@ def make_row(
 
     Values that `selection` leaves out anyway may be missing.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    row : int
-        Row of A.
-    forbidden : ForbiddenMask or None
-        The mask that the row is kept out of.
-    selection : Selection or None
-    work : Workspace
-    c : RowsOut
-        Room for the whole row.
+    `row`: row of A.
+    `forbidden`: the mask that the row is kept out of.
+    `c`: room for the whole row.
     """
     extent = row_extent(product.a, product.b, row)
     none = np.uintp(0)
@@ -332,10 +275,7 @@ def make_without_forbidden(
     Looking up a product in the mask costs more than adding it. If the mask's row is far shorter than the products, the
     row is made whole, and its forbidden entries are dropped afterwards.
 
-    Parameters
-    ----------
-    product, row, forbidden, selection, work, c
-        As for `make_row`; `forbidden` is a mask.
+    `product, row, forbidden, selection, work, c`: as for `make_row`; `forbidden` is a mask.
     """
     start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
     if MASK_GAIN * (stop - start) > np.uintp(row_extent(product.a, product.b, row).products):
@@ -359,13 +299,8 @@ def make_under_mask(
 ) -> Any:  # fmt: skip
     """Make one row of C under a mask, from place 0 on; return its entries.
 
-    Parameters
-    ----------
-    product, row, work, c
-        As for `make_row`.
-    cuts : RowCuts
-    allowed, forbidden
-        The fields of `cuts`, as arguments: None leaves code out.
+    `product, row, work, c`: as for `make_row`.
+    `allowed, forbidden`: the fields of `cuts`, as arguments: None leaves code out.
     """
     if allowed is not None:
         return multiply_inside(product, row, allowed, work, c, product.wide)
@@ -380,18 +315,9 @@ def fused_rows(
 ) -> Any:
     """Make rows ``[start, stop)`` of C, under a mask and cut, until C is full.
 
-    Parameters
-    ----------
-    product, start, stop, work, c
-        As for `rowwise.multiply_rows`.
-    cuts : RowCuts
-    row_buffer : RowsOut
-        Room for the longest row before it is cut, and for one end.
-
-    Returns
-    -------
-    rows, needed : int
-        As `rowwise.multiply_rows` returns them, counting the entries that are kept.
+    `product, start, stop, work, c`: as for `rowwise.multiply_rows`.
+    `row_buffer`: room for the longest row before it is cut, and for one end.
+    Returns `rows, needed`: as `rowwise.multiply_rows` returns them, counting the entries that are kept.
     """
     at, origin, last = np.uintp(0), np.uintp(start), np.uintp(stop)
     for row in range(origin, last):
@@ -413,14 +339,9 @@ def cut_rows(
 ) -> None:
     """Apply epilogue, threshold and top-n to the rows of a sum of products, in place.
 
-    Parameters
-    ----------
-    c : CsrArrays
-        Entries that are kept move to the front.
-    epilogue, selection
-        The fields of `RowCuts`.
-    row_buffer : RowsOut
-        Room for the longest row.
+    `c`: entries that are kept move to the front.
+    `epilogue, selection`: the fields of `RowCuts`.
+    `row_buffer`: room for the longest row.
     """
     at, start = np.uintp(0), np.uintp(0)
     out = RowsOut(c.indices, c.data, c.indptr, np.uintp(len(c.indices)))

@@ -44,11 +44,7 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 def first_slot(column: np.uintp, shift: np.uint64) -> Any:
     """Return where the search for a column starts.
 
-    Parameters
-    ----------
-    column : int
-    shift : int
-        As `fill_table` returns it.
+    `shift`: as `fill_table` returns it.
     """
     return np.uintp((np.uint64(column) * MULTIPLIER) >> np.uint64(shift))
 
@@ -60,14 +56,9 @@ def fill_table(keys: IndexArray, places: IndexArray, columns: IndexArray, start:
     The table uses only as many slots as the row needs, at least `TABLE_SLOTS` for each column, so that clearing it
     costs no more than the row.
 
-    Parameters
-    ----------
-    keys, places : (nslots,) int
-        Take each column, and its place in the row, counted from `start`.
-    columns : (nnz,) int
-        Columns of the mask.
-    start, stop : int
-        The row's entries.
+    `keys, places`: (nslots,) int: take each column, and its place in the row, counted from `start`.
+    `columns`: (nnz,) int: columns of the mask.
+    `start, stop`: the row's entries.
     """
     bits = np.uint64(4)
     while (np.uintp(1) << bits) < np.uintp(TABLE_SLOTS) * (stop - start):
@@ -88,13 +79,8 @@ def fill_table(keys: IndexArray, places: IndexArray, columns: IndexArray, start:
 def find_slot(keys: IndexArray, column: np.uintp, shift: np.uint64) -> Any:
     """Return the slot that holds a column, or an empty one if none does.
 
-    Parameters
-    ----------
-    keys : (nslots,) int
-        Columns, or `EMPTY`.
-    column : int
-    shift : int
-        As `fill_table` returns it.
+    `keys`: (nslots,) int: columns, or `EMPTY`.
+    `shift`: as `fill_table` returns it.
     """
     last = (np.uintp(1) << (np.uint64(64) - np.uint64(shift))) - np.uintp(1)
     slot = first_slot(column, shift)
@@ -107,11 +93,7 @@ def find_slot(keys: IndexArray, column: np.uintp, shift: np.uint64) -> Any:
 def is_forbidden(forbidden: ForbiddenMask | None, column: np.uintp) -> Any:
     """Whether the row of the mask that C is kept out of has a column.
 
-    Parameters
-    ----------
-    forbidden : ForbiddenMask or None
-        Its table holds the row. If None, the compiled code has no test.
-    column : int
+    `forbidden`: its table holds the row. If None, the compiled code has no test.
     """
     if forbidden is None:
         return False
@@ -123,11 +105,7 @@ def is_forbidden(forbidden: ForbiddenMask | None, column: np.uintp) -> Any:
 def first_at_least(indices: IndexArray, start: np.uintp, stop: np.uintp, column: np.uintp) -> Any:
     """Return the first place in ``indices[start:stop]`` with a column of at least `column`; `stop` if there is none.
 
-    Parameters
-    ----------
-    indices : (nnz,) int
-        Ascending from `start` to `stop`.
-    start, stop, column : int
+    `indices`: (nnz,) int: ascending from `start` to `stop`.
     """
     while start < stop:
         middle = (start + stop) >> np.uintp(1)
@@ -147,17 +125,9 @@ def search_row(
 
     Totals and hits are numbered by the column less `base`, or by the place in the mask's row if `base` is None.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    k : int
-        Row of B.
-    value : number
-        Value of A to multiply with.
-    mask : MaskRow
-    base : int or None
-    totals, hits : array
-        Take the sums, and a mark for each column that was hit.
+    `k`: row of B.
+    `value`: value of A to multiply with.
+    `totals, hits`: take the sums, and a mark for each column that was hit.
     """
     b, (columns, first, n) = product.b, mask
     start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
@@ -179,16 +149,9 @@ def inside_window(product: ProductArguments, row: int, allowed: AllowedMask, win
     A column's mark selects between two values, not between two branches: the processor would mispredict the branch for
     most marked columns, and a misprediction costs more than a product.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    row : int
-        Row of A and of the mask.
-    allowed : AllowedMask
-    window : Window
-        Cleared before and after.
-    c : RowsOut
-        Room for the mask's row.
+    `row`: row of A and of the mask.
+    `window`: cleared before and after.
+    `c`: room for the mask's row.
     """
     a, b, ring, columns, (totals, hits, _) = product.a, product.b, product.ring, allowed.indices, window
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
@@ -225,10 +188,7 @@ def inside_window(product: ProductArguments, row: int, allowed: AllowedMask, win
 def inside_table(product: ProductArguments, row: int, allowed: AllowedMask, c: RowsOut) -> Any:
     """Make one row of C inside a row of the mask, of any columns, from place 0 on; return its entries.
 
-    Parameters
-    ----------
-    product, row, allowed, c
-        As for `inside_window`.
+    `product, row, allowed, c`: as for `inside_window`.
     """
     a, b, ring = product.a, product.b, product.ring
     _, columns, keys, places, totals, hits = allowed
@@ -265,16 +225,9 @@ def multiply_inside(
 ) -> Any:
     """Make one row of C inside a row of the mask, from place 0 on; return its entries.
 
-    Parameters
-    ----------
-    product, work
-        As for `rowwise.multiply_rows`.
-    row : int
-    allowed : AllowedMask
-    c : RowsOut
-        Room for the row.
-    wide : None or True
-        The field of `product`, as an argument: None leaves code out.
+    `product, work`: as for `rowwise.multiply_rows`.
+    `c`: room for the row.
+    `wide`: the field of `product`, as an argument: None leaves code out.
     """
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
     if first == last:

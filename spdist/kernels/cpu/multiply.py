@@ -85,27 +85,14 @@ def multiply_rows(
 ) -> CSR:
     """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries.
 
-    Parameters
-    ----------
-    a, b : CSR
-        As for `multiply`.
-    start : int
-        First row, ``0 <= start <= a.nrows``.
-    capacity : int
-        Entries of C. If the first row alone is longer, it is returned whole.
-    engine, threads, workspace_limit, spec
-        As for `multiply`; a mask has a row for each row of `a`. Entries that are cut from a row need no capacity.
-
-    Returns
-    -------
-    CSR
-        Rows ``[start, start + result.nrows)`` of C: one at least, unless `start` is ``a.nrows``. Buffers for `capacity`
-        entries are reserved, but only what is written takes memory, and the rest is given back.
-
-    Raises
-    ------
-    InputError
-        If `start` is not in the range or `capacity` is negative.
+    `a, b`: as for `multiply`.
+    `start`: first row, ``0 <= start <= a.nrows``.
+    `capacity`: entries of C. If the first row alone is longer, it is returned whole.
+    `engine, threads, workspace_limit, spec`: as for `multiply`; a mask has a row for each row of `a`. Entries that are
+    cut from a row need no capacity.
+    Returns rows ``[start, start + result.nrows)`` of C: one at least, unless `start` is ``a.nrows``. Buffers for
+    `capacity` entries are reserved, but only what is written takes memory, and the rest is given back.
+    Raises `InputError` if `start` is not in the range or `capacity` is negative.
     """
     if not 0 <= start <= a.nrows or capacity < 0:
         raise InputError(f"start={start:,} must lie in [0, {a.nrows:,}] and capacity={capacity:,} must not be negative")
@@ -115,16 +102,8 @@ def multiply_rows(
 def cut(c: CSR, spec: ProductSpec) -> CSR:
     """Apply epilogue, threshold and top-n to the rows of a sum of partial products.
 
-    Parameters
-    ----------
-    c : CSR
-        Canonical. Its arrays are overwritten.
-    spec : ProductSpec
-        Its semiring, mask and triangle were applied to the partial products already.
-
-    Returns
-    -------
-    CSR
+    `c`: canonical. Its arrays are overwritten.
+    `spec`: its semiring, mask and triangle were applied to the partial products already.
     """
     if not spec.finishes or not c.nnz:
         return c

@@ -120,11 +120,7 @@ class _QuickCache(_LockedCache):
 def kept(function: Function, **options: Any) -> Function:
     """Compile a function with these options, and cache it on disk if Numba finds a folder that can be written to.
 
-    Parameters
-    ----------
-    function : callable
-    **options
-        Options of `numba.njit`.
+    `**options`: options of `numba.njit`.
     """
     try:
         cache: Any = (_LockedCache if options.get("_nrt", True) else _QuickCache)(function)
@@ -215,17 +211,9 @@ def content_of(function: Callable[..., Any]) -> Hashable:
 def check_functions(functions: dict[str, tuple[Callable[..., Any], str]], dtype: np.dtype[Any]) -> None:
     """Check that Numba compiles the user's functions, `ProductSpec.functions`, for a C of this dtype.
 
-    Parameters
-    ----------
-    functions : dict
-        By the name for the message: a function, and its arguments as text.
-    dtype : dtype
-        Dtype of C.
-
-    Raises
-    ------
-    InputError
-        If Numba refuses a function; the message names it and the reason.
+    `functions`: by the name for the message: a function, and its arguments as text.
+    `dtype`: dtype of C.
+    Raises `InputError` if Numba refuses a function; the message names it and the reason.
     """
     for what, (function, arguments) in functions.items():
         hashable = isinstance(function, Hashable)  # `callable_part` caches it
@@ -255,13 +243,7 @@ def _refusal(function: Callable[..., Any], arguments: str, dtype: np.dtype[Any])
 
 
 def for_ring(function: Callable[..., Any], ring: Semiring | None) -> Any:
-    """Return the kernel to call with a semiring: only kernels of named semirings are cached on disk.
-
-    Parameters
-    ----------
-    function : Numba dispatcher
-    ring : Semiring or None
-    """
+    """Return the kernel to call with a semiring: only kernels of named semirings are cached on disk."""
     return function if ring is None or ring.named else unsaved(function)
 
 
@@ -274,11 +256,7 @@ def unsaved(function: Any) -> Any:
 def entry_point(kernel: Any, *arguments: Any) -> Callable[..., Any]:
     """Return the compiled code of a kernel for arguments of these types; it does not look at types again.
 
-    Parameters
-    ----------
-    kernel : Numba dispatcher
-    *arguments
-        Of one call; those of others must have the same types.
+    `*arguments`: of one call; those of others must have the same types.
     """
     code: Callable[..., Any] = kernel.compile(tuple(kernel.typeof_pyval(one) for one in arguments))
     return code
@@ -317,11 +295,7 @@ def _unbox(kind: RingType, ring: Any, c: Any) -> Any:
 def fold(total: Any, value: Any, ring: Semiring | None) -> Any:
     """Return `total` with one product added.
 
-    Parameters
-    ----------
-    total, value : number
-    ring : Semiring or None
-        None for plus and times, here and below.
+    `ring`: none for plus and times, here and below.
     """
     return total + value if ring is None else ring.add(total, value)
 
@@ -329,24 +303,13 @@ def fold(total: Any, value: Any, ring: Semiring | None) -> Any:
 def product(like: Any, x: Any, y: Any, ring: Semiring | None) -> Any:
     """Return the product of x and y, in the type of `like`.
 
-    Parameters
-    ----------
-    like : number
-    x, y : number
-        Values of A and B.
-    ring : Semiring or None
+    `x, y`: values of A and B.
     """
     return x * y if ring is None else type(like)(ring.multiply(x, y))
 
 
 def zero_of(values: ValueArray, ring: Semiring | None) -> Any:
-    """Return the zero of a semiring in the dtype of an array.
-
-    Parameters
-    ----------
-    values : array
-    ring : Semiring or None
-    """
+    """Return the zero of a semiring in the dtype of an array."""
     return values.dtype.type(0) if ring is None else ring.zero_of(values.dtype)
 
 
@@ -375,13 +338,7 @@ def _zero_of(values: Any, ring: Any) -> Callable[..., Any]:
 
 @inlined
 def add_product(total: Any, x: Any, y: Any, ring: Semiring | None) -> Any:
-    """Return `total` with the product of x and y added.
-
-    Parameters
-    ----------
-    total, x, y : number
-    ring : Semiring or None
-    """
+    """Return `total` with the product of x and y added."""
     return fold(total, product(total, x, y, ring), ring)
 
 

@@ -84,17 +84,8 @@ _idle_buffers = IdleBuffers()
 class NumbaRows:
     """Rows ``[start, stop)`` of a product, cut into slices that threads make; the engine `numba`.
 
-    Parameters
-    ----------
-    product : PreparedProduct
-    start, stop : int
-    threads : int
-        One thread makes all rows as one slice, in their place in C.
-
-    Attributes
-    ----------
-    bound : int
-        Products of all rows, which bound their entries from above.
+    `threads`: one thread makes all rows as one slice, in their place in C.
+    `bound`: products of all rows, which bound their entries from above.
     """
 
     def __init__(self, product: PreparedProduct, start: int, stop: int, threads: int) -> None:
@@ -109,12 +100,7 @@ class NumbaRows:
             mark_loaded(product)
 
     def make(self, out: RowBuffers) -> tuple[int, int]:
-        """Make the rows; return how many fit, and the entries of these rows and of the first that did not fit.
-
-        Parameters
-        ----------
-        out : RowBuffers
-        """
+        """Make the rows; return how many fit, and the entries of these rows and of the first that did not fit."""
         queue = self._queue._replace(counts=np.full(len(self._queue.products), -1, np.int64))
         spec = self.product.spec
         c, kernel = _rows_out(out, self.product.kernel_dtype), for_ring(slices.multiply_slices, self.product.ring)
@@ -214,11 +200,7 @@ def _cut_rows(product: PreparedProduct, start: int, stop: int, most: int, thread
 def cut_rows_in_place(c: CSR, spec: ProductSpec) -> None:
     """Apply epilogue, threshold and top-n to the rows of a sum of products; entries that are kept move to the front.
 
-    Parameters
-    ----------
-    c : CSR
-        Canonical, with one entry at least; ``c.indptr[-1]`` says afterwards how many entries are kept.
-    spec : ProductSpec
+    `c`: canonical, with one entry at least; ``c.indptr[-1]`` says afterwards how many entries are kept.
     """
     dtype = np.dtype(f"u{c.dtype.itemsize}") if c.dtype.kind == "b" else c.dtype
     longest = longest_row(c)
@@ -293,14 +275,9 @@ def _mask_arguments(
 def new_workspace(ncols: int, dtype: np.dtype[Any], zero: Any = 0) -> Workspace:
     """Return the buffers of one thread, of `workspace.cpu_workspace` bytes.
 
-    Parameters
-    ----------
-    ncols : int
-        Columns of C.
-    dtype : dtype
-        Dtype that kernels compute in.
-    zero : number
-        The semiring's zero.
+    `ncols`: columns of C.
+    `dtype`: dtype that kernels compute in.
+    `zero`: the semiring's zero.
     """
     columns, products = cpu_sizes.window_columns(ncols), cpu_sizes.sort_products(ncols)
     padded = columns + cpu_sizes.PADDING

@@ -50,16 +50,8 @@ def _columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> 
 def columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> tuple[int, int, bool]:
     """As `PatternScan.columns`, compiled.
 
-    Parameters
-    ----------
-    indptr : (nrows + 1,) int64
-    indices : (nnz,) int32 or int64
-    first, last : int
-
-    Returns
-    -------
-    low, high : int
-    rise : bool
+    `indptr`: (nrows + 1,) int64.
+    `indices`: (nnz,) int32 or int64.
 
     Examples
     --------
@@ -73,10 +65,7 @@ def columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> t
 def offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
     """As `PatternScan.offsets_rise`, compiled.
 
-    Parameters
-    ----------
-    indptr : (nrows + 1,) int64
-    first, last : int
+    `indptr`: (nrows + 1,) int64.
 
     Examples
     --------

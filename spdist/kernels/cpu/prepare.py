@@ -67,29 +67,16 @@ class RowsOfProduct(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreparedProduct:
-    """A checked product with converted operands.
+    """A checked product with converted operands."""
 
-    Attributes
-    ----------
-    a, b : CSR
-        Values of `dtype`, indices of `index_dtype` of their matrix.
-    dtype : dtype
-        Dtype of C.
-    threads : int
-        Most threads to use.
-    engine : {"scipy", "numba"}
-    spec : ProductSpec
-    longest : int
-        Bound on the entries of a row of C.
-    """
-
+    # values of `dtype`, indices of `index_dtype` of their matrix
     a: CSR
     b: CSR
-    dtype: np.dtype[Any]
-    threads: int
+    dtype: np.dtype[Any]  # dtype of C
+    threads: int  # most threads to use
     engine: Engine
     spec: ProductSpec
-    longest: int
+    longest: int  # bound on the entries of a row of C
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
@@ -114,19 +101,8 @@ def prepare(
 ) -> PreparedProduct:
     """Check a product, choose its engine, and convert its operands.
 
-    Parameters
-    ----------
-    a, b, engine, threads, workspace_limit, spec
-        As for `multiply.multiply`.
-
-    Returns
-    -------
-    PreparedProduct
-
-    Raises
-    ------
-    MatrixError, InputError
-        As for `multiply.multiply`.
+    `a, b, engine, threads, workspace_limit, spec`: as for `multiply.multiply`.
+    Raises `MatrixError, InputError` As for `multiply.multiply`.
     """
     check_product_shapes(a.shape, b.shape)
     if engine not in ("auto", "scipy", "numba"):
@@ -174,22 +150,10 @@ def choose(
 
     Products that this process has left to SciPy count too: a caller of many small ones gets the quicker kernels.
 
-    Parameters
-    ----------
-    a, b : CSR, or stored matrices
-    threads : int
-    workspace_limit : int, optional
-        Bytes allowed beyond operands and result.
-    sort : bool
-        Whether rows of C must be sorted; kernels that do not sort are compiled apart.
-    products : int, optional
-        Of ``a @ b``; by default estimated, for which both must be a `CSR`.
-
-    Returns
-    -------
-    engine : "scipy" or "numba"
-    reason : str
-        Why, for people.
+    `workspace_limit`: bytes allowed beyond operands and result.
+    `sort`: whether rows of C must be sorted; kernels that do not sort are compiled apart.
+    `products`: of ``a @ b``; by default estimated, for which both must be a `CSR`.
+    Returns `reason`: why, for people.
     """
     kernels = _specialisation(a, b, sort)
     if kernels in _loaded:

@@ -18,16 +18,8 @@ SAMPLE = 1 << 16
 def row_products(a: CSR, b_row_nnz: npt.NDArray[np.integer[Any]]) -> Int64Array:
     """Count the products of each row of ``C = A @ B``.
 
-    Parameters
-    ----------
-    a : CSR
-    b_row_nnz : (a.ncols,) integers
-        Entries in each row of B.
-
-    Returns
-    -------
-    (a.nrows,) int64
-        Products per row. Summed over a row block they bound that block's nnz(C) from above.
+    `b_row_nnz`: (a.ncols,) integers: entries in each row of B.
+    Returns (a.nrows,) int64: products per row. Summed over a row block they bound that block's nnz(C) from above.
 
     References
     ----------
@@ -53,16 +45,8 @@ def row_products(a: CSR, b_row_nnz: npt.NDArray[np.integer[Any]]) -> Int64Array:
 def estimate_products(a: CSR, b: CSR, sample: int = SAMPLE) -> int:
     """Estimate the products of ``a @ b`` from at most `sample` evenly spaced entries of A.
 
-    Parameters
-    ----------
-    a, b : CSR
-        ``a.ncols == b.nrows``.
-    sample : int
-
-    Returns
-    -------
-    int
-        Exact if A has no more than `sample` entries.
+    `a, b`: ``a.ncols == b.nrows``.
+    Returns exact if A has no more than `sample` entries.
 
     Examples
     --------

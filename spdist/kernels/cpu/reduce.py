@@ -38,17 +38,8 @@ DENSE_COLUMNS = 1 << 20
 def reduce_rows(reduction: Reduction, c: CSR, first_row: int) -> PartialReduction:
     """Reduce some rows of C.
 
-    Parameters
-    ----------
-    reduction : Reduction
-    c : CSR
-        Rows of C.
-    first_row : int
-        The number in C of the first of these rows.
-
-    Returns
-    -------
-    PartialReduction
+    `c`: rows of C.
+    `first_row`: the number in C of the first of these rows.
 
     Examples
     --------
@@ -114,19 +105,10 @@ def reduce_linear(
 ) -> Any:  # fmt: skip
     """Return sums of ``A @ B`` from products with vectors of ones, without making C.
 
-    Parameters
-    ----------
-    reduction : {"sum", "row_sums", "column_sums"}
-    a, b : iterables of CSR
-        Successive row blocks. "column_sums" reads A first, the others read B first.
-    shapes : (shape of A, shape of B)
-    dtype : dtype
-        Dtype of the sums.
-
-    Returns
-    -------
-    number or array
-        The sum, (nrows,) row sums, or (ncols,) column sums of C.
+    `a, b`: successive row blocks. "column_sums" reads A first, the others read B first.
+    `shapes`: (shape of A, shape of B).
+    `dtype`: dtype of the sums.
+    Returns the sum, (nrows,) row sums, or (ncols,) column sums of C.
     """
     if reduction == "column_sums":
         weights = _column_sums_of_blocks(a, shapes[0][1], dtype)
@@ -152,24 +134,10 @@ def _column_sums_of_blocks(blocks: Iterable[CSR], ncols: int, dtype: np.dtype[An
 def reduce_product(reduction: Reduction, a: CSR, b: CSR, *, threads: int, spec: ProductSpec) -> Any:
     """Return a reduction of the product of two matrices in memory.
 
-    Parameters
-    ----------
-    reduction : Reduction
-    a, b : CSR
-        Canonical.
-    threads : int
-        Each thread holds the C of at most `SLICE_PRODUCTS` products, or of one row.
-    spec : ProductSpec
-
-    Returns
-    -------
-    number or array
-        As `reduction_spec.final_value` has it.
-
-    Raises
-    ------
-    MatrixError, InputError
-        As for `multiply.multiply`.
+    `a, b`: canonical.
+    `threads`: each thread holds the C of at most `SLICE_PRODUCTS` products, or of one row.
+    Returns as `reduction_spec.final_value` has it.
+    Raises `MatrixError, InputError` As for `multiply.multiply`.
     """
     dtype = spec.semiring.result_dtype(a.dtype, b.dtype)
     spec.check((a.nrows, b.ncols), dtype)

@@ -34,16 +34,7 @@ Returns how many rows fit, and the entries of these rows and of the first row th
 class ScipyRows:
     """Rows ``[start, stop)`` of a plain product, made by SciPy; the engine `scipy`.
 
-    Parameters
-    ----------
-    product : PreparedProduct
-    start, stop : int
-    threads : int
-
-    Attributes
-    ----------
-    bound : int
-        Products of all rows, which bound their entries from above.
+    `bound`: products of all rows, which bound their entries from above.
     """
 
     def __init__(self, product: PreparedProduct, start: int, stop: int, threads: int) -> None:
@@ -52,12 +43,7 @@ class ScipyRows:
         self.bound = int(row_products(rows, np.diff(product.b.indptr)).sum())
 
     def make(self, out: RowBuffers) -> tuple[int, int]:
-        """Make the rows; return how many fit, and the entries of these rows and of the first that did not fit.
-
-        Parameters
-        ----------
-        out : RowBuffers
-        """
+        """Make the rows; return how many fit, and the entries of these rows and of the first that did not fit."""
         fill = _filler(self.product)
         if self.threads == 1:
             return fill(self.start, self.stop, out)
@@ -95,15 +81,7 @@ def _filler(product: PreparedProduct) -> FillRows:
 def slice_stop(product: PreparedProduct, start: int, stop: int) -> tuple[int, int]:
     """Return the end of a slice of about `SCIPY_SLICE_PRODUCTS` products, one row at least, and its products.
 
-    Parameters
-    ----------
-    product : PreparedProduct
-    start, stop : int
-        Rows of C; the slice begins at `start` and ends at `stop` at the latest.
-
-    Returns
-    -------
-    stop, products : int
+    `start, stop`: rows of C; the slice begins at `start` and ends at `stop` at the latest.
     """
     a, b = product.a, product.b
     begin = int(a.indptr[start])
@@ -120,46 +98,21 @@ class RowSlices:
 
     A thread whose slice comes next makes it in place. Another thread makes its slice in scratch memory small enough for
     the cache, waits for the slices before it, which are about as far, and copies its slice to its place.
-
-    Attributes
-    ----------
-    product : PreparedProduct
-    fill : callable
-        Makes rows; any thread may call it.
-    out : RowBuffers
-        For all rows.
-    start, stop : int
-    taken : int
-        Slices that threads have taken.
-    placed : int
-        Slices whose place in C is known.
-    row : int
-        First row that no thread has taken.
-    offset : int
-        Entries of the placed slices.
-    needed : int
-        Entries of the rows that fit, and of the first row that did not.
-    rows : int
-        Rows that fit.
-    over : bool
-        Whether C is full or a thread failed.
-    error : exception, optional
-        The first that a thread raised.
     """
 
     product: PreparedProduct
-    fill: FillRows
-    out: RowBuffers
+    fill: FillRows  # makes rows; any thread may call it
+    out: RowBuffers  # for all rows
     start: int
     stop: int
-    taken: int = 0
-    placed: int = 0
-    row: int = 0
-    offset: int = 0
-    needed: int = 0
-    rows: int = 0
-    over: bool = False
-    error: BaseException | None = None
+    taken: int = 0  # slices that threads have taken
+    placed: int = 0  # slices whose place in C is known
+    row: int = 0  # first row that no thread has taken
+    offset: int = 0  # entries of the placed slices
+    needed: int = 0  # entries of the rows that fit, and of the first row that did not
+    rows: int = 0  # rows that fit
+    over: bool = False  # whether C is full or a thread failed
+    error: BaseException | None = None  # the first that a thread raised
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def run(self, threads: int) -> tuple[int, int]:

@@ -71,13 +71,9 @@ class SliceBuffers(NamedTuple):
 def new_queue(rows: Int64Array, products: Int64Array, longest: int) -> SliceQueue:
     """Return a queue of slices that nobody has taken.
 
-    Parameters
-    ----------
-    rows : (slices + 1,) int64
-        First row of each slice, and the row after the last slice.
-    products : (slices,) int64
-    longest : int
-        Bound on the entries of a row of C.
+    `rows`: (slices + 1,) int64: first row of each slice, and the row after the last slice.
+    `products`: (slices,) int64.
+    `longest`: bound on the entries of a row of C.
     """
     n = len(products)
     counters = np.zeros(COUNTERS, np.int64)
@@ -96,19 +92,9 @@ def cut_slices(
 ) -> Any:  # fmt: skip
     """Cut rows ``[start, stop)`` into slices of at most `most` products, or of one row.
 
-    Parameters
-    ----------
-    a_indptr, a_indices, b_indptr
-        CSR arrays of A and of B.
-    start, stop, most : int
-    cuts : (2, stop - start) int64
-        Becomes the first row of each slice, and its products.
-
-    Returns
-    -------
-    slices : int
-    longest : int
-        Most products of a row.
+    `a_indptr, a_indices, b_indptr`: CSR arrays of A and of B.
+    `cuts`: (2, stop - start) int64: becomes the first row of each slice, and its products.
+    Returns `longest`: most products of a row.
     """
     slices, begin, total, longest = 0, start, np.int64(0), np.int64(0)
     for row in range(start, stop):
@@ -132,11 +118,6 @@ def publish(queue: SliceQueue, i: int, count: int) -> None:
     """Say how many entries slice `i` has, and move the frontier over all slices that are counted.
 
     Several threads may compute the offset of one slice: all write the same number.
-
-    Parameters
-    ----------
-    queue : SliceQueue
-    i, count : int
     """
     store(queue.counts, i, count)
     while True:
@@ -162,15 +143,8 @@ def note_full(queue: SliceQueue, rows: int, needed: int) -> None:
 def place(queue: SliceQueue, i: int, scratch: RowsOut, at: int, c: RowsOut) -> None:
     """Copy slice `i`, which lies in the scratch memory from `at` on, to its position in C, as far as it fits.
 
-    Parameters
-    ----------
-    queue : SliceQueue
-    i : int
-        Before the frontier.
-    scratch : RowsOut
-    at : int
-    c : RowsOut
-        Its ends are those of the slice, counted from the first entry of the slice; they become C's.
+    `i`: before the frontier.
+    `c`: its ends are those of the slice, counted from the first entry of the slice; they become C's.
     """
     offset, n = load(queue.offsets, i), load(queue.counts, i)
     first, rows = queue.rows[i] - queue.rows[0], queue.rows[i + 1] - queue.rows[i]
@@ -215,20 +189,7 @@ def place_all(queue: SliceQueue, buffers: SliceBuffers, c: RowsOut) -> None:
 
 @part
 def room_for(queue: SliceQueue, i: int, buffers: SliceBuffers, c: RowsOut) -> Any:
-    """Return where to make slice `i`, and whether this is its place in C; makes room for it first.
-
-    Parameters
-    ----------
-    queue : SliceQueue
-    i : int
-    buffers : SliceBuffers
-    c : RowsOut
-
-    Returns
-    -------
-    out : RowsOut
-    in_place : bool
-    """
+    """Return where to make slice `i`, and whether this is its place in C; makes room for it first."""
     first, last = queue.rows[i] - queue.rows[0], queue.rows[i + 1] - queue.rows[0]
     ends, state, scratch = c.ends[first:last], buffers.state, buffers.scratch
     bound, longest = queue.products[i], max(queue.longest, 1)
@@ -252,20 +213,11 @@ def multiply_slices(
 ) -> Any:  # fmt: skip
     """Make up to `TURNS` slices and place them; return whether there may be more.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    cuts : RowCuts or None
-        None makes whole rows; the other way is then left out of the compiled code.
-    queue : SliceQueue
-    buffers : SliceBuffers
-        Of this thread.
-    c : RowsOut
-        Room for all rows; the kernels of all threads write to it.
-    diagonal : None or int
-        As for `multiply_rows`; `cuts` has a diagonal of its own.
-    unsorted : True or None
-        Whether whole rows may come in any order of columns; None leaves that code out.
+    `cuts`: none makes whole rows; the other way is then left out of the compiled code.
+    `buffers`: of this thread.
+    `c`: room for all rows; the kernels of all threads write to it.
+    `diagonal`: as for `multiply_rows`; `cuts` has a diagonal of its own.
+    `unsorted`: whether whole rows may come in any order of columns; None leaves that code out.
     """
     for _ in range(TURNS):
         i = fetch_add(queue.counters, NEXT, 1) if load(queue.counters, FULL) == 0 else len(queue.counts)
@@ -297,15 +249,8 @@ def multiply_slices(
 def finish_in_place(queue: SliceQueue, i: int, rows: int, needed: int, c: RowsOut) -> None:
     """Count the ends of a slice that was made in its place from C's first entry on, and say if it filled C.
 
-    Parameters
-    ----------
-    queue : SliceQueue
-    i : int
-    rows : int
-        Rows of the slice that fit.
-    needed : int
-        Entries of these rows and of the first that did not fit.
-    c : RowsOut
+    `rows`: rows of the slice that fit.
+    `needed`: entries of these rows and of the first that did not fit.
     """
     offset, first = load(queue.offsets, i), queue.rows[i] - queue.rows[0]
     if offset > np.int64(c.capacity):

@@ -68,21 +68,10 @@ def cpu_workspace(
     Values whose dtype is not the result's, and indices whose dtype is not `index_dtype` of their matrix, are copied as
     well: add `cast_bytes` for each.
 
-    Parameters
-    ----------
-    engine : "scipy" or "numba"
-    ncols : int
-        Columns of C.
-    max_row_products : int
-        Products of the longest row; bounds what one slice of rows takes with scipy.
-    value_itemsize, index_itemsize : int
-        Bytes of a value and of a column index of C.
-    threads : int
-
-    Returns
-    -------
-    int
-        Bytes. With numba a few MiB a thread, whatever `ncols` is; with scipy it grows with `ncols`.
+    `ncols`: columns of C.
+    `max_row_products`: products of the longest row; bounds what one slice of rows takes with scipy.
+    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
+    Returns bytes. With numba a few MiB a thread, whatever `ncols` is; with scipy it grows with `ncols`.
 
     Examples
     --------
@@ -111,12 +100,8 @@ def auto_workspace(
 def block_workspace(ncols: int, entries: int) -> int:
     """Bound the bytes that a multiply of block matrices on the CPU, by one thread, takes beyond operands and result.
 
-    Parameters
-    ----------
-    ncols : int
-        Block columns of C.
-    entries : int
-        Blocks of A, of B and of C together: their patterns are multiplied as matrices of bools.
+    `ncols`: block columns of C.
+    `entries`: blocks of A, of B and of C together: their patterns are multiplied as matrices of bools.
     """
     return _numba_bytes(ncols, 1) + 8 * ncols + entries
 
@@ -131,22 +116,12 @@ def fused_workspace(
 ) -> int:
     """Bound the bytes that a mask, a threshold or top-n take beyond `cpu_workspace` with numba.
 
-    Parameters
-    ----------
-    row_entries : int
-        Entries of the longest row before it is cut: at most its products, columns of C, and `mask_row` under a mask.
-    mask_row : int
-        Entries of the longest row of the mask; 0 without one.
-    top_n : int
-        Entries kept of a row; 0 for all.
-    value_itemsize, index_itemsize : int
-        Bytes of a value and of a column index of C.
-    threads : int
-
-    Returns
-    -------
-    int
-        Bytes; of rows and tables only what is written takes memory.
+    `row_entries`: entries of the longest row before it is cut: at most its products, columns of C, and `mask_row` under
+    a mask.
+    `mask_row`: entries of the longest row of the mask; 0 without one.
+    `top_n`: entries kept of a row; 0 for all.
+    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
+    Returns bytes; of rows and tables only what is written takes memory.
 
     Examples
     --------
@@ -161,11 +136,7 @@ def fused_workspace(
 def slice_products(products: int, threads: int) -> int:
     """Return the most products of a slice of rows that threads take in turn.
 
-    Parameters
-    ----------
-    products : int
-        Of all rows, estimated.
-    threads : int
+    `products`: of all rows, estimated.
 
     Examples
     --------
@@ -178,11 +149,7 @@ def slice_products(products: int, threads: int) -> int:
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:
     """Return the bytes of a copy of an operand's values or indices; 0 if the items have the wanted size.
 
-    Parameters
-    ----------
-    nnz : int
-    itemsize, wanted_itemsize : int
-        Bytes of an item now, and in the copy.
+    `itemsize, wanted_itemsize`: bytes of an item now, and in the copy.
 
     Examples
     --------

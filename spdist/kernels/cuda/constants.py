@@ -295,15 +295,8 @@ def aligned(size: int) -> int:
 def defines(file: str) -> tuple[str, ...]:
     """Return the compiler options that define the shared constants of a .cu file.
 
-    Parameters
-    ----------
-    file : str
-        Path from the kernels' folder.
-
-    Returns
-    -------
-    tuple of str
-        CuPy keys its cache on disk by the options, so a changed constant compiles the file again.
+    `file`: path from the kernels' folder.
+    Returns CuPy keys its cache on disk by the options, so a changed constant compiles the file again.
 
     Examples
     --------

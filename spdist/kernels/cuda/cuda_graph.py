@@ -24,24 +24,13 @@ class Steps:
     allocates from a pool that nothing else uses, so that the graph owns its memory until the end. A step must not wait
     on the host; if it uses other streams, they and its own stream wait for each other by events.
 
-    Parameters
-    ----------
-    xp : module
-        NumPy or CuPy, the module of the vectors.
-    step : callable
-        Take one step; its arrays must keep their addresses.
-    batch : int
-        Steps in a graph.
-    agree : callable
-        Take whether the graph was captured here, return whether to use it: the processes of one computation must all
-        launch graphs, or none of them. Called at most once.
-    graph : bool
-        Whether to capture at all.
-
-    Attributes
-    ----------
-    launched : str
-        How steps were launched: "as a CUDA graph", or "one by one" with the reason.
+    `xp`: NumPy or CuPy, the module of the vectors.
+    `step`: take one step; its arrays must keep their addresses.
+    `batch`: steps in a graph.
+    `agree`: take whether the graph was captured here, return whether to use it: the processes of one computation must
+    all launch graphs, or none of them. Called at most once.
+    `graph`: whether to capture at all.
+    `launched`: how steps were launched: "as a CUDA graph", or "one by one" with the reason.
     """
 
     def __init__(

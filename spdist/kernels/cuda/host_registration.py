@@ -28,24 +28,12 @@ logger = logging.getLogger("spdist")
 
 @dataclass(frozen=True)
 class RegistrationTuning:
-    """Which memory is page-locked.
+    """Which memory is page-locked."""
 
-    Attributes
-    ----------
-    least_bytes : int
-        Least bytes of an array for which locking is tried.
-    trial_bytes : int
-        Bytes that one trial locks to measure the time.
-    trials : int
-        Number of trials before locking is given up as slow.
-    least_rate : float
-        Bytes a second that one trial must reach.
-    """
-
-    least_bytes: int = 64 << 20
-    trial_bytes: int = 8 << 20
-    trials: int = 3
-    least_rate: float = 5e9
+    least_bytes: int = 64 << 20  # least bytes of an array for which locking is tried
+    trial_bytes: int = 8 << 20  # bytes that one trial locks to measure the time
+    trials: int = 3  # number of trials before locking is given up as slow
+    least_rate: float = 5e9  # bytes a second that one trial must reach
 
 
 REGISTRATION_TUNING = RegistrationTuning()
@@ -54,17 +42,8 @@ REGISTRATION_TUNING = RegistrationTuning()
 class OwnedMemory:
     """Memory that an array owns; page-locked when a second multiplication reads it.
 
-    Parameters
-    ----------
-    address : int
-        First byte of the memory.
-    nbytes : int
-
-    Attributes
-    ----------
-    readers : int
-        Number of multiplications that have read it.
-    is_locked : bool
+    `address`: first byte of the memory.
+    `readers`: number of multiplications that have read it.
     """
 
     def __init__(self, address: int, nbytes: int) -> None:
@@ -141,11 +120,7 @@ def _memory_of(array: npt.NDArray[Any], least_bytes: int) -> OwnedMemory | None:
 def note_operands(arrays: Iterable[npt.NDArray[Any]], tuning: RegistrationTuning = REGISTRATION_TUNING) -> None:
     """Note that a multiplication reads arrays; page-lock each array that an earlier multiplication read.
 
-    Parameters
-    ----------
-    arrays : iterable of arrays
-        Views of one array count once.
-    tuning : RegistrationTuning
+    `arrays`: views of one array count once.
     """
     found = (_memory_of(array, tuning.least_bytes) for array in arrays)
     for memory in {id(memory): memory for memory in found if memory is not None}.values():

@@ -41,18 +41,7 @@ MANY_SHARED_BYTES = 32 << 10
 def c_type(dtype: np.dtype[Any]) -> str:
     """Return the C type of a dtype of values, columns or offsets.
 
-    Parameters
-    ----------
-    dtype : dtype
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    MatrixError
-        If no kernel takes the dtype.
+    Raises `MatrixError` if no kernel takes the dtype.
 
     Examples
     --------
@@ -68,18 +57,7 @@ def c_type(dtype: np.dtype[Any]) -> str:
 def value_type(dtype: np.dtype[Any]) -> str:
     """Return the C type of the values of a matrix product, which may be bools and unsigned integers too.
 
-    Parameters
-    ----------
-    dtype : dtype
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    MatrixError
-        If no kernel multiplies the dtype.
+    Raises `MatrixError` if no kernel multiplies the dtype.
 
     Examples
     --------
@@ -102,14 +80,7 @@ def options(file: str) -> tuple[str, ...]:
     is keyed by the source and the options, not by what the source includes. ``--split-compile=0`` optimizes the kernels
     of one file on all cores.
 
-    Parameters
-    ----------
-    file : str
-        Path from the kernels' folder.
-
-    Returns
-    -------
-    tuple of str
+    `file`: path from the kernels' folder.
     """
     return (
         "-std=c++17",
@@ -131,14 +102,9 @@ def _header_digest() -> str:
 class Module:
     """The kernels of one .cu file for one choice of types, on the current device.
 
-    Parameters
-    ----------
-    file : str
-        Path of the file from the kernels' folder.
-    names : iterable of str
-        Name expressions, such as ``"offsets<int>"``; all of them are compiled at the first call.
-    defines : tuple of str
-        Compiler options with the caller's C expressions, such as ``"-DSPDIST_APPLY=x * x"``.
+    `file`: path of the file from the kernels' folder.
+    `names`: name expressions, such as ``"offsets<int>"``; all of them are compiled at the first call.
+    `defines`: compiler options with the caller's C expressions, such as ``"-DSPDIST_APPLY=x * x"``.
     """
 
     def __init__(self, file: str, names: Iterable[str], defines: tuple[str, ...] = ()) -> None:
@@ -157,10 +123,7 @@ class Module:
     def compile(self) -> None:
         """Compile now rather than at the first call.
 
-        Raises
-        ------
-        InputError
-            If a C expression of the caller does not compile.
+        Raises `InputError` if a C expression of the caller does not compile.
         """
         try:
             with COMPILATIONS.around(self._file, NOTED_SECONDS):
@@ -178,20 +141,12 @@ class Module:
     ) -> None:  # fmt: skip
         """Launch a kernel on the current stream.
 
-        Parameters
-        ----------
-        name : str
-            One of the name expressions.
-        grid : int or (int, int)
-            Thread blocks; 0 counts as 1.
-        block : int
-            Threads of a thread block.
-        args : tuple
-            Integers, CuPy arrays, None for a null pointer, and NumPy scalars of at most 8 bytes.
-        shared : int
-            Bytes of dynamic shared memory.
-        early : bool
-            Whether the kernel may begin before the kernel before it has ended. It must then call ``take_turn``.
+        `name`: one of the name expressions.
+        `grid`: thread blocks; 0 counts as 1.
+        `block`: threads of a thread block.
+        `args`: integers, CuPy arrays, None for a null pointer, and NumPy scalars of at most 8 bytes.
+        `shared`: bytes of dynamic shared memory.
+        `early`: whether the kernel may begin before the kernel before it has ended. It must then call ``take_turn``.
         """
         kernel = self._kernels.get(name)
         if kernel is None:
@@ -272,12 +227,7 @@ class _EarlyLaunch(threading.local):
         self.address = ctypes.c_void_p(ctypes.addressof(self.config))
 
     def __call__(self, kernel: int, sizes: tuple[int, ...], shared: int, stream: int, table: int) -> None:
-        """Launch a kernel: its handle, grid and block, bytes of shared memory, stream and table of arguments.
-
-        Raises
-        ------
-        cupy.cuda.driver.CUDADriverError
-        """
+        """Launch a kernel: its handle, grid and block, bytes of shared memory, stream and table of arguments."""
         config = self.config
         config.sizes[:], config.shared, config.stream = sizes, shared, stream
         status = self.launch(self.address, ctypes.c_void_p(kernel), ctypes.c_void_p(table), None)
@@ -328,14 +278,7 @@ def _module(device: int, file: str, names: tuple[str, ...], defines: tuple[str, 
 def module(file: str, names: tuple[str, ...], defines: tuple[str, ...] = ()) -> Module:
     """Return the compiled kernels of a file for the current device; later calls return the same object.
 
-    Parameters
-    ----------
-    file, names, defines
-        As for `Module`.
-
-    Returns
-    -------
-    Module
+    `file, names, defines`: as for `Module`.
     """
     import cupy
 

@@ -49,17 +49,9 @@ class _Lease:
 class Pool:
     """Page-locked memory of this process.
 
-    Parameters
-    ----------
-    most_idle : int, optional
-        Most bytes that may be locked and idle; by default a quarter of the machine's memory.
-
-    Attributes
-    ----------
-    most : int or None
-        Most bytes that may be locked if any of them are idle; None for no bound.
-    held : int
-        Bytes that are locked, idle or in use.
+    `most_idle`: most bytes that may be locked and idle; by default a quarter of the machine's memory.
+    `most`: most bytes that may be locked if any of them are idle; None for no bound.
+    `held`: bytes that are locked, idle or in use.
     """
 
     def __init__(self, most_idle: int | None = None) -> None:
@@ -179,10 +171,7 @@ def pinned(size: int) -> Bytes:
 
     They go back to the pool when the last array on them is gone.
 
-    Raises
-    ------
-    MemoryBoundError
-        If the system locks no more memory.
+    Raises `MemoryBoundError` if the system locks no more memory.
     """
     return _pool().take(pinned_bytes(size))[:size]  # a copy of more bytes would overrun its target
 
@@ -195,19 +184,10 @@ def pageable(size: int) -> Bytes:
 def array_at(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an array of `count` items that lies in memory from byte `offset` on.
 
-    Parameters
-    ----------
-    memory : (n,) uint8
-    offset : int
-        Bytes from the start of `memory`.
-    count : int
-        Items.
-    dtype : dtype
-
-    Returns
-    -------
-    (count,) of `dtype`
-        A view.
+    `memory`: (n,) uint8.
+    `offset`: bytes from the start of `memory`.
+    `count`: items.
+    Returns (count,) of `dtype`: A view.
 
     Examples
     --------

@@ -37,18 +37,9 @@ def long_row_kernels(
 ) -> LongRowKernels:
     """Return the name expressions of the kernels for long rows.
 
-    Parameters
-    ----------
-    types : (str, str, str)
-        C types of values, columns and offsets.
-    keys : (str, str)
-        C types of the sort keys of tiles and of buckets.
-    tile, bucket : EscClass
-        Shapes of a tile and of a bucket.
-
-    Returns
-    -------
-    LongRowKernels
+    `types`: C types of values, columns and offsets.
+    `keys`: C types of the sort keys of tiles and of buckets.
+    `tile, bucket`: shapes of a tile and of a bucket.
     """
     value, index, pointer = types
     unsigned = "u32" if index == "int" else "u64"
@@ -66,16 +57,8 @@ def long_row_kernels(
 def slices(tiles_before: Int64Array, most: int) -> list[tuple[int, int]]:
     """Cut long rows into slices of whole rows with at most `most` tiles; a longer row makes a slice of its own.
 
-    Parameters
-    ----------
-    tiles_before : (rows + 1,) int64
-        Tiles before each row, and in all.
-    most : int
-
-    Returns
-    -------
-    list of (first, last)
-        Rows ``[first:last)`` of each slice.
+    `tiles_before`: (rows + 1,) int64: tiles before each row, and in all.
+    Returns rows ``[first:last)`` of each slice.
 
     Examples
     --------
@@ -94,17 +77,10 @@ def slices(tiles_before: Int64Array, most: int) -> list[tuple[int, int]]:
 def long_table(described: Int64Array, tile: int) -> Int64Array:
     """Return the table of long rows that `long_rows.cu` describes.
 
-    Parameters
-    ----------
-    described : (3, rows + 1) int64
-        Row of C, entries of A, products of each; the last column is not used.
-    tile : int
-        Products of a tile.
-
-    Returns
-    -------
-    (len(LongRowField), rows + 1) int64
-        By rising row: the row, and the entries, products, tiles and buckets before it.
+    `described`: (3, rows + 1) int64: row of C, entries of A, products of each; the last column is not used.
+    `tile`: products of a tile.
+    Returns (len(LongRowField), rows + 1) int64: by rising row: the row, and the entries, products, tiles and buckets
+    before it.
     """
     rows, entries, products = described[:, :-1][:, np.argsort(described[0, :-1])]
     table = np.zeros((len(LongRowField), len(rows) + 1), np.int64)
@@ -122,18 +98,9 @@ def long_table(described: Int64Array, tile: int) -> Int64Array:
 def describe(x: EscProduct, counted: CountedRows, first: int, rows: int) -> Int64Array:
     """Describe the long rows of a product; waits for the device if there are any.
 
-    Parameters
-    ----------
-    x : EscProduct
-    counted : CountedRows
-        `places` is set to -1 for each long row.
-    first, rows : int
-        Place of the first long row in ``counted.listed``, and number of long rows.
-
-    Returns
-    -------
-    (len(LongRowField), rows + 1) int64
-        As `long_table` returns it.
+    `counted`: `places` is set to -1 for each long row.
+    `first, rows`: place of the first long row in ``counted.listed``, and number of long rows.
+    Returns (len(LongRowField), rows + 1) int64: as `long_table` returns it.
     """
     if rows == 0:
         return np.zeros((len(LongRowField), 1), np.int64)
@@ -177,16 +144,8 @@ class Buckets(NamedTuple):
 class LongRows:
     """The long rows of one product: launches their kernels, slice by slice.
 
-    Parameters
-    ----------
-    x : EscProduct
-    counted : CountedRows
-    table : (len(LongRowField), rows + 1) int64
-        From `describe`, with one row at least.
-    work : EscWorkspace
-    arena : Arena
-        Of ``work.arrays``.
-    pool : EntryPool
+    `table`: (len(LongRowField), rows + 1) int64: from `describe`, with one row at least.
+    `arena`: of ``work.arrays``.
     """
 
     def __init__(
@@ -219,11 +178,7 @@ class LongRows:
     def make_slice(self, number: int, c: CSR | None = None) -> None:
         """Queue a slice: expand and sort its tiles, then merge them into the pool or C.
 
-        Parameters
-        ----------
-        number : int
-        c : CSR, optional
-            Allocated; without it, entries are merged into the pool.
+        `c`: allocated; without it, entries are merged into the pool.
         """
         first, last = self.slices[number]
         cut = self.host_table[:, last] - self.host_table[:, first]

@@ -110,15 +110,8 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return every kernel of this method for a choice of types: what may be compiled on first use.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, columns and offsets.
-
-    Returns
-    -------
-    dict
-        Name expressions by file.
+    `value, index, pointer`: C types of values, columns and offsets.
+    Returns name expressions by file.
 
     Examples
     --------

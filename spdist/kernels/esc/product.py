@@ -35,10 +35,7 @@ SHARED_RESERVED = 2048
 class Arena:
     """One device allocation, handed out by name.
 
-    Parameters
-    ----------
-    sizes : dict
-        Bytes of each array.
+    `sizes`: bytes of each array.
     """
 
     def __init__(self, sizes: dict[str, int]) -> None:
@@ -56,24 +53,13 @@ class Arena:
 
 @dataclass(frozen=True, eq=False)
 class EscProduct:
-    """Operands in the dtypes of C, on the current device.
-
-    Attributes
-    ----------
-    a, b : CSR
-    copied : int
-        Bytes of the operands' arrays that had to be copied into other dtypes.
-    shared : int
-        Bytes of shared memory that a thread block may use.
-    classes : tuple of EscClass
-        Classes whose rows fit in it.
-    """
+    """Operands in the dtypes of C, on the current device."""
 
     a: CSR
     b: CSR
-    copied: int
-    shared: int
-    classes: tuple[EscClass, ...]
+    copied: int  # bytes of the operands' arrays that had to be copied into other dtypes
+    shared: int  # bytes of shared memory that a thread block may use
+    classes: tuple[EscClass, ...]  # classes whose rows fit in it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -114,14 +100,7 @@ class EscProduct:
 def product_of(a: CSR, b: CSR) -> EscProduct:
     """Return the product of two matrices on the GPU, its operands cast to C's dtypes.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Arrays of CuPy whose shapes fit.
-
-    Returns
-    -------
-    EscProduct
+    `a, b`: arrays of CuPy whose shapes fit.
     """
     dtype = result_dtype(a.dtype, b.dtype)
     index = np.promote_types(a.indices.dtype, b.indices.dtype)
@@ -139,32 +118,16 @@ def product_of(a: CSR, b: CSR) -> EscProduct:
 
 
 class CountedRows(NamedTuple):
-    """Counts of the rows of C, known once their products are counted.
+    """Counts of the rows of C, known once their products are counted."""
 
-    Attributes
-    ----------
-    state : (words,) uint64
-        Counters on the device: facts, rows of each class, rows listed, and the state of the scan.
-    lengths : (nrows,) uint32
-        Products of each row, then its entries.
-    listed : (nrows,) uint32
-        Rows by rising class.
-    places : (nrows,) int64
-        Place of each row in the pool; -1 if the pool does not hold the row.
-    offsets : (nrows + 1,) int64
-        Row offsets of C, once its entries are counted.
-    class_rows : list of int
-        Rows of each class, the rows without products first.
-    products, longest : int
-        Products of all rows and of the longest.
-    """
-
+    # (words,) uint64: counters on the device: facts, rows of each class, rows listed, and the state of the scan
     state: Any
-    lengths: Any
-    listed: Any
-    places: Any
-    offsets: Any
-    class_rows: list[int]
+    lengths: Any  # (nrows,) uint32: products of each row, then its entries
+    listed: Any  # (nrows,) uint32: rows by rising class
+    places: Any  # (nrows,) int64: place of each row in the pool; -1 if the pool does not hold the row
+    offsets: Any  # (nrows + 1,) int64: row offsets of C, once its entries are counted
+    class_rows: list[int]  # rows of each class, the rows without products first
+    # products of all rows and of the longest
     products: int
     longest: int
 
@@ -188,15 +151,8 @@ class CountedRows(NamedTuple):
 def count_kernels(index: str, pointer: str) -> tuple[str, ...]:
     """Return the name expressions of the kernels that count products.
 
-    Parameters
-    ----------
-    index, pointer : str
-        C types of columns and offsets.
-
-    Returns
-    -------
-    tuple of str
-        In the order of `COUNT_LANES`.
+    `index, pointer`: C types of columns and offsets.
+    Returns in the order of `COUNT_LANES`.
 
     Examples
     --------
@@ -209,10 +165,7 @@ def count_kernels(index: str, pointer: str) -> tuple[str, ...]:
 def count_rows(x: EscProduct) -> CountedRows:
     """Count the products of each row of C, list the rows by class, and check the operands; waits for the GPU.
 
-    Raises
-    ------
-    MatrixError
-        If an offset or a column is out of range.
+    Raises `MatrixError` if an offset or a column is out of range.
     """
     import cupy
 

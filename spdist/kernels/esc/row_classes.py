@@ -37,10 +37,7 @@ class EscClass(NamedTuple):
     def shared_bytes(self, value: int, pointer: int, key: int) -> int:
         """Return the bytes of a thread block's shared memory: a ``Slots`` of `slots.cuh` for each row.
 
-        Parameters
-        ----------
-        value, pointer, key : int
-            Bytes of a value, of a row offset and of a sort key.
+        `value, pointer, key`: bytes of a value, of a row offset and of a sort key.
         """
         entries = self.group * (4 + pointer + value)
         return self.rows_per_block * (self.max_products * (value + key) + max(2 * self.max_products, entries))
@@ -71,16 +68,8 @@ def classes_that_fit(shared: int, value: int, pointer: int, key: int = 8) -> tup
 
     The last class is also the shape of a tile of a long row, the second last the shape of a bucket.
 
-    Parameters
-    ----------
-    shared : int
-        Bytes that a thread block may use.
-    value, pointer, key : int
-        Bytes of a value, of a row offset and of a sort key.
-
-    Returns
-    -------
-    tuple of EscClass
+    `shared`: bytes that a thread block may use.
+    `value, pointer, key`: bytes of a value, of a row offset and of a sort key.
 
     Examples
     --------
@@ -93,16 +82,8 @@ def classes_that_fit(shared: int, value: int, pointer: int, key: int = 8) -> tup
 def share_rows(counts: list[int], classes: tuple[EscClass, ...]) -> list[RowShare]:
     """Distribute the listed rows over launches; small classes of a warp or less join the next class.
 
-    Parameters
-    ----------
-    counts : list of int
-        Rows of each class, the rows without products first.
-    classes : tuple of EscClass
-
-    Returns
-    -------
-    list of RowShare
-        Each with one row at least.
+    `counts`: rows of each class, the rows without products first.
+    Returns each with one row at least.
     """
     out, start = [], counts[0]
     first = start

@@ -23,53 +23,31 @@ ESC_STATE = FACT_WORDS + 2 * ROW_CLASSES
 
 
 class EscSizes(NamedTuple):
-    """Sizes of a product from which its workspace follows.
+    """Sizes of a product from which its workspace follows."""
 
-    Attributes
-    ----------
-    nrows, ncols : int
-        Shape of C.
-    products, max_row_products : int
-        Products of C and of its longest row.
-    value_itemsize, index_itemsize : int
-        Bytes of a value and of a column index of C.
-    long_rows, long_entries, long_products : int
-        Rows of more products than a tile, the entries of A in them, and their products.
-    """
-
+    # shape of C
     nrows: int
     ncols: int
+    # products of C and of its longest row
     products: int
     max_row_products: int
+    # bytes of a value and of a column index of C
     value_itemsize: int
     index_itemsize: int
+    # rows of more products than a tile, the entries of A in them, and their products
     long_rows: int = 0
     long_entries: int = 0
     long_products: int = 0
 
 
 class EscWorkspace(NamedTuple):
-    """Device memory allocated beyond operands and result.
+    """Device memory allocated beyond operands and result."""
 
-    Attributes
-    ----------
-    setup : dict
-        Bytes of each array that is allocated before the expansion size is known.
-    arrays : dict
-        Bytes of each array that is allocated once it is known.
-    slice_tiles : int
-        Tiles of long rows that are expanded at once.
-    pool_entries : int
-        Entries of C that the pool holds until nnz(C) is known; further entries are computed twice.
-    needed : int
-        The smallest sufficient limit, in bytes.
-    """
-
-    setup: dict[str, int]
-    arrays: dict[str, int]
-    slice_tiles: int
-    pool_entries: int
-    needed: int
+    setup: dict[str, int]  # bytes of each array that is allocated before the expansion size is known
+    arrays: dict[str, int]  # bytes of each array that is allocated once it is known
+    slice_tiles: int  # tiles of long rows that are expanded at once
+    pool_entries: int  # entries of C that the pool holds until nnz(C) is known; further entries are computed twice
+    needed: int  # the smallest sufficient limit, in bytes
 
     @property
     def total(self) -> int:
@@ -90,17 +68,8 @@ def esc_workspace(sizes: EscSizes, tile: int, limit: int | None = None) -> EscWo
     Operands whose dtypes differ are copied as well: add `cast_bytes` for each. Every size grows with every field of
     `sizes`, so upper bounds of the sizes give an upper bound of the memory.
 
-    Parameters
-    ----------
-    sizes : EscSizes
-    tile : int
-        Products that a thread block sorts in shared memory.
-    limit : int, optional
-        Bytes to take at most, `ESC_LIMIT` if not given; exceeded if it is below `needed`.
-
-    Returns
-    -------
-    EscWorkspace
+    `tile`: products that a thread block sorts in shared memory.
+    `limit`: bytes to take at most, `ESC_LIMIT` if not given; exceeded if it is below `needed`.
 
     Examples
     --------

@@ -94,16 +94,8 @@ def multiply(
 def multiply_block(prepared: PreparedBlock, plan: HyspmmPlan) -> CSR:
     """Multiply one prepared block; arrays of CuPy out, offsets from 0.
 
-    Parameters
-    ----------
-    prepared : PreparedBlock
-        A block of `plan`.
-    plan : HyspmmPlan
-
-    Returns
-    -------
-    CSR
-        Rows ``[prepared.start:prepared.stop)`` of C, on the device.
+    `prepared`: A block of `plan`.
+    Returns rows ``[prepared.start:prepared.stop)`` of C, on the device.
     """
     import cupy
 

@@ -36,11 +36,7 @@ class BlockSlot(NamedTuple):
 class HostResult:
     """C on the host, in page-locked memory that grows if the estimate of its entries was too low.
 
-    Parameters
-    ----------
-    plan : HyspmmPlan
-    slots : list of BlockSlot
-        Their streams are waited for before memory grows.
+    `slots`: their streams are waited for before memory grows.
     """
 
     def __init__(self, plan: HyspmmPlan, slots: list[BlockSlot]) -> None:
@@ -72,10 +68,7 @@ class HostResult:
     def add(self, entries: int, products: int) -> int:
         """Reserve room for a block and return the place of its first entry in C.
 
-        Parameters
-        ----------
-        entries, products : int
-            Entries of the block, and the products that were added up to them.
+        `entries, products`: entries of the block, and the products that were added up to them.
         """
         place = self.nnz
         self.products += products
@@ -88,11 +81,7 @@ class HostResult:
     def shift(self, start: int, stop: int, place: int) -> None:
         """Turn the offsets of rows [start, stop) inside their block into offsets of C.
 
-        Parameters
-        ----------
-        start, stop : int
-        place : int
-            Place of the block's first entry in C.
+        `place`: place of the block's first entry in C.
         """
         self.code.shift(self.local, start, stop, place, self.indptr)
 
@@ -112,16 +101,8 @@ def _stream(device: int, number: int) -> Any:
 class BlockPipeline:
     """Upload, multiply and download blocks, `plan.pairs` of them at once.
 
-    Parameters
-    ----------
-    plan : HyspmmPlan
-
-    Attributes
-    ----------
-    in_flight : deque of (BlockSlot, PreparedBlock)
-        Launched blocks whose number of entries the host does not know yet, oldest first.
-    downloading : deque of (start, stop, place)
-        Rows, and first place in C, of blocks that are being downloaded.
+    `in_flight`: launched blocks whose number of entries the host does not know yet, oldest first.
+    `downloading`: rows, and first place in C, of blocks that are being downloaded.
     """
 
     def __init__(self, plan: HyspmmPlan) -> None:
@@ -176,11 +157,7 @@ class BlockPipeline:
     def start(self, slot: BlockSlot, prepared: PreparedBlock) -> None:
         """Upload a block and launch its kernels.
 
-        Parameters
-        ----------
-        slot : BlockSlot
-            Its memory is free.
-        prepared : PreparedBlock
+        `slot`: its memory is free.
         """
         runtime, stream, layout = self.cuda.runtime, slot.stream, prepared.layout
         base = int(slot.memory.ptr)
@@ -199,13 +176,8 @@ class BlockPipeline:
     def download(self, slot: BlockSlot, offset: int, target: npt.NDArray[Any]) -> None:
         """Start a copy from the slot's memory to the host.
 
-        Parameters
-        ----------
-        slot : BlockSlot
-        offset : int
-            Bytes from the start of the slot's memory.
-        target : array
-            Page-locked; its length says how much is copied.
+        `offset`: bytes from the start of the slot's memory.
+        `target`: page-locked; its length says how much is copied.
         """
         runtime = self.cuda.runtime
         source = int(slot.memory.ptr) + offset

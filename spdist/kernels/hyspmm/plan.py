@@ -32,47 +32,24 @@ logger = logging.getLogger("spdist")
 
 @dataclass(frozen=True)
 class HyspmmTuning:
-    """Sizes and shares by which a product is cut into blocks, measured on an H100 host.
+    """Sizes and shares by which a product is cut into blocks, measured on an H100 host."""
 
-    Attributes
-    ----------
-    memory_share : float
-        Share of the memory limit that blocks may take (equation 3 of the thesis).
-    duplicated_blocks, distinct_blocks : int
-        For each variant, the most blocks of a product, unless they would not fit in memory.
-    block_entries : int
-        The number of blocks is the square root of (entries of A divided by this): to prepare a block then takes as
-        long as to launch all blocks.
-    block_bytes : int
-        Device bytes of a duplicated block at most, so that the first is ready soon.
-    ramp : int
-        The first block is this many times smaller than the others.
-    few_blocks : int
-        If a product has at most this many blocks, all have one size, as threads prepare them at once.
-    parallel_entries : int
-        Entries of A for each thread that counts products; to wake a thread takes as long as to count some 100,000.
-    ring_bytes : int
-        Page-locked bytes for prepared blocks, unless one block needs more.
-    scratch_bytes : int
-        Host bytes that all threads together may take to find the distinct rows of B.
-    small_result : int
-        Bytes of C up to which room for all products is reserved rather than for an estimate.
-    margin : float
-        Factor on the estimate of nnz(C) from the first blocks.
-    """
-
-    memory_share: float = 0.9
+    memory_share: float = 0.9  # share of the memory limit that blocks may take (equation 3 of the thesis)
+    # for each variant, the most blocks of a product, unless they would not fit in memory
     duplicated_blocks: int = 32
     distinct_blocks: int = 16
+    # the number of blocks is the square root of (entries of A divided by this): to prepare a block then takes as long
+    # as to launch all blocks
     block_entries: int = 25_000
-    block_bytes: int = 96 << 20
-    ramp: int = 12
-    few_blocks: int = 4
+    block_bytes: int = 96 << 20  # device bytes of a duplicated block at most, so that the first is ready soon
+    ramp: int = 12  # the first block is this many times smaller than the others
+    few_blocks: int = 4  # if a product has at most this many blocks, all have one size, as threads prepare them at once
+    # entries of A for each thread that counts products; to wake a thread takes as long as to count some 100,000
     parallel_entries: int = 1 << 18
-    ring_bytes: int = 576 << 20
-    scratch_bytes: int = 1 << 30
-    small_result: int = 16 << 20
-    margin: float = 1.25
+    ring_bytes: int = 576 << 20  # page-locked bytes for prepared blocks, unless one block needs more
+    scratch_bytes: int = 1 << 30  # host bytes that all threads together may take to find the distinct rows of B
+    small_result: int = 16 << 20  # bytes of C up to which room for all products is reserved rather than for an estimate
+    margin: float = 1.25  # factor on the estimate of nnz(C) from the first blocks
 
 
 TUNING = HyspmmTuning()
@@ -106,37 +83,19 @@ class CountedProducts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HyspmmPlan:
-    """A checked product, its cost, and how its rows are cut into blocks.
+    """A checked product, its cost, and how its rows are cut into blocks."""
 
-    Attributes
-    ----------
-    a, b : CSR
-        On the host, with values of C's dtype.
-    counted : CountedProducts
-    variant : "duplicated" or "distinct"
-    types : ItemBytes
-    pointer : dtype
-        Of offsets inside a block: int32 if they fit.
-    cost : BlockCost
-    pairs : int
-        Pairs of blocks on the device at once.
-    budget : int
-        Device bytes of a pair of blocks.
-    threads : int
-        Threads that prepare blocks.
-    tuning : HyspmmTuning
-    """
-
+    # on the host, with values of C's dtype
     a: CSR
     b: CSR
     counted: CountedProducts
     variant: Variant
     types: ItemBytes
-    pointer: np.dtype[Any]
+    pointer: np.dtype[Any]  # of offsets inside a block: int32 if they fit
     cost: BlockCost
-    pairs: int
-    budget: int
-    threads: int
+    pairs: int  # pairs of blocks on the device at once
+    budget: int  # device bytes of a pair of blocks
+    threads: int  # threads that prepare blocks
     tuning: HyspmmTuning = TUNING
 
     @functools.cached_property
@@ -199,32 +158,14 @@ def plan_product(
 ) -> HyspmmPlan:
     """Check a product, count its products, choose the variant, and size its blocks; needs no GPU.
 
-    Parameters
-    ----------
-    a, b : CSR
-        On the host. Rows of A need not be sorted and may hold duplicates; rows of B are canonical.
-    variant : {"auto", "duplicated", "distinct"}
-        "auto" takes the variant that sends fewer bytes, and logs it.
-    memory_limit : int
-        Bytes of device memory.
-    pairs : int
-        Pairs of blocks on the device at once; fewer, which is logged, if the longest row leaves no room for them.
-    threads : int, optional
-        Threads that prepare blocks; all cores by default.
-    tuning : HyspmmTuning
-
-    Returns
-    -------
-    HyspmmPlan
-
-    Raises
-    ------
-    MatrixError
-        If shapes, dtypes or columns of A do not fit.
-    InputError
-        If an option is not one of its values.
-    MemoryBoundError
-        If the longest row alone does not fit in the limit; names the bytes.
+    `a, b`: on the host. Rows of A need not be sorted and may hold duplicates; rows of B are canonical.
+    `variant`: "auto" takes the variant that sends fewer bytes, and logs it.
+    `memory_limit`: bytes of device memory.
+    `pairs`: pairs of blocks on the device at once; fewer, which is logged, if the longest row leaves no room for them.
+    `threads`: threads that prepare blocks; all cores by default.
+    Raises `MatrixError` if shapes, dtypes or columns of A do not fit.
+    Raises `InputError` if an option is not one of its values.
+    Raises `MemoryBoundError` if the longest row alone does not fit in the limit; names the bytes.
     """
     a, b = _checked(a, b)
     if variant not in get_args(VariantOrAuto):
@@ -319,16 +260,8 @@ def _fitting_pairs(pairs: int, share: float, limit: int, needed: int, row: int, 
 def choose(a: CSR, b: CSR) -> tuple[Variant, int, int]:
     """Choose the variant that sends fewer bytes, by three samples of A's entries.
 
-    Parameters
-    ----------
-    a, b : CSR
-
-    Returns
-    -------
-    variant : "duplicated" or "distinct"
-    duplicated, distinct : int
-        Bytes of B that each variant sends for the samples. An entry of B takes a column and a value, a row an offset of
-        4 bytes; the distinct variant adds a row number of 4 bytes for each entry of A.
+    Returns `duplicated, distinct`: bytes of B that each variant sends for the samples. An entry of B takes a column and
+    a value, a row an offset of 4 bytes; the distinct variant adds a row number of 4 bytes for each entry of A.
     """
     from spdist.kernels.hyspmm.rows_of_b import mark_rows, number_rows
 

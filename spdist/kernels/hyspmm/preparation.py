@@ -29,46 +29,24 @@ def _bits(data: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class PreparedBlock:
-    """A block as the CPU leaves it.
+    """A block as the CPU leaves it."""
 
-    Attributes
-    ----------
-    start, stop : int
-        Rows of A.
-    block : BlockSizes
-    layout : BlockLayout
-    sent : (layout.sent,) uint8
-        The bytes to upload.
-    lengths : (LENGTH_GROUPS,) int64
-        Rows of each group by their products.
-    end : int
-        Where its bytes end in the ring, counted on without wrapping around.
-    """
-
+    # rows of A
     start: int
     stop: int
     block: BlockSizes
     layout: BlockLayout
-    sent: Bytes
-    lengths: Int64Array
-    end: int
+    sent: Bytes  # (layout.sent,) uint8: the bytes to upload
+    lengths: Int64Array  # (LENGTH_GROUPS,) int64: rows of each group by their products
+    end: int  # where its bytes end in the ring, counted on without wrapping around
 
 
 class BlockPreparation:
     """Blocks prepared by threads, and taken and released in order.
 
-    Parameters
-    ----------
-    plan : HyspmmPlan
-    allocate : callable
-        Takes a number of bytes, returns at least as many: page-locked if they are uploaded.
-
-    Attributes
-    ----------
-    state, ready, reports : int64 arrays
-        Shared with the threads: see `ring.SharedState`.
-    ring : (room,) uint8
-        Memory of the prepared blocks.
+    `allocate`: takes a number of bytes, returns at least as many: page-locked if they are uploaded.
+    `state, ready, reports`: shared with the threads: see `ring.SharedState`.
+    `ring`: (room,) uint8: memory of the prepared blocks.
     """
 
     def __init__(self, plan: HyspmmPlan, allocate: Callable[[int], Bytes] = pageable) -> None:

@@ -94,20 +94,12 @@ def count_products(
 ) -> Any:
     """Count the products of rows [start, stop) of A, summed up in ``ends[row + 1]`` from 0 on.
 
-    Parameters
-    ----------
-    a : (offsets, columns)
-    b_indptr : (nrows of B + 1,) int
-    start, stop : int
-    entry_bytes, product_bytes : int
-        Device bytes that an entry of A and a product take.
-    ends : (nrows + 1,) int64
-
-    Returns
-    -------
-    products, most, row : int
-        Sum of the products, most bytes that a row takes, and that row; or -1, 0 and a row whose offsets or columns are
-        out of range.
+    `a`: (offsets, columns).
+    `b_indptr`: (nrows of B + 1,) int.
+    `entry_bytes, product_bytes`: device bytes that an entry of A and a product take.
+    `ends`: (nrows + 1,) int64.
+    Returns `products, most, row`: sum of the products, most bytes that a row takes, and that row; or -1, 0 and a row
+    whose offsets or columns are out of range.
     """
     total, most, widest = np.int64(0), np.int64(-1), np.int64(start)
     nrows_b, nnz_a = np.uintp(len(b_indptr) - 1), np.uintp(len(a[1]))
@@ -133,11 +125,7 @@ def count_products(
 def products_before(counted: Counted, row: Integer) -> Any:
     """Return the products of all rows before a row.
 
-    Parameters
-    ----------
-    counted : Counted
-        Counts by parts, each from 0 on.
-    row : int
+    `counted`: counts by parts, each from 0 on.
     """
     ends, starts, bases = counted
     if row == 0:
@@ -160,18 +148,12 @@ def cut(
 ) -> Any:
     """Cut the rows into blocks within bounds on bytes, entries and products, of one row at least; return their number.
 
-    Parameters
-    ----------
-    counted : Counted
-    a_indptr : (nrows + 1,) int64
-    budget, first_budget : int
-        Most bytes of a block and of the first block; in between, each block may take a little more than the last one.
-    most : int
-        Most products, and most entries, of a block.
-    costs : (int, int, int)
-        Bytes of a row, an entry and a product.
-    cuts : (nrows + 1,) int64
-        Receives the first row of each block, then the number of rows.
+    `a_indptr`: (nrows + 1,) int64.
+    `budget, first_budget`: most bytes of a block and of the first block; in between, each block may take a little more
+    than the last one.
+    `most`: most products, and most entries, of a block.
+    `costs`: bytes of a row, an entry and a product.
+    `cuts`: (nrows + 1,) int64: receives the first row of each block, then the number of rows.
     """
     nrows = np.int64(len(a_indptr) - 1)
     start, number = np.int64(0), np.int64(0)
@@ -208,10 +190,7 @@ def longest_row(indptr: IndexArray) -> Any:
 def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Integer) -> Any:
     """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none.
 
-    Parameters
-    ----------
-    indptr : (nrows + 1,) int
-    start, stop, nnz : int
+    `indptr`: (nrows + 1,) int.
     """
     for row in range(np.uintp(start), np.uintp(stop)):
         last = indptr[row + np.uintp(1)]
@@ -224,13 +203,9 @@ def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Intege
 def copy_offsets(indptr: IndexArray, start: Integer, offsets: IndexArray) -> None:
     """Copy the offsets of rows, counted from the first row's offset.
 
-    Parameters
-    ----------
-    indptr : (nrows + 1,) int
-    start : int
-        First row.
-    offsets : (n,) int
-        Receives the offsets of `n` rows.
+    `indptr`: (nrows + 1,) int.
+    `start`: first row.
+    `offsets`: (n,) int: receives the offsets of `n` rows.
     """
     first = np.uintp(start)
     for row in range(np.uintp(len(offsets))):
@@ -241,12 +216,8 @@ def copy_offsets(indptr: IndexArray, start: Integer, offsets: IndexArray) -> Non
 def copy_columns(source: IndexArray, low: Integer, columns: IndexArray) -> Any:
     """Copy the columns of one entry of A or more, less `low`; return the least and the greatest column read.
 
-    Parameters
-    ----------
-    source : (n,) int
-    low : int
-    columns : (n,) int
-        Receives the differences.
+    `source`: (n,) int.
+    `columns`: (n,) int: receives the differences.
     """
     least = greatest = source[0]
     for at in range(np.uintp(len(source))):
@@ -262,13 +233,8 @@ def send_rows(
 ) -> None:
     """Copy the values of rows [start, stop) of A, and write the first entry and the first product of each row.
 
-    Parameters
-    ----------
-    a, counted, start, stop
-        A, its counted products, and its rows to send.
-    table : (TABLE,) uint8
-        Group of each number of products.
-    out : BlockOfA
+    `a, counted, start, stop`: A, its counted products, and its rows to send.
+    `table`: (TABLE,) uint8: group of each number of products.
     """
     first, part = a.indptr[start], 0
     ends, starts, bases = counted
@@ -293,14 +259,8 @@ def send_rows(
 def copies_at(ring: Ring, at: Integer, offsets: tuple[int, ...], types: ItemBytes) -> RowCopies:
     """Return where in the ring a block's rows of B go.
 
-    Parameters
-    ----------
-    ring : Ring
-    at : int
-        Byte at which the block starts.
-    offsets : tuple of int
-        As `sent_offsets` returns them.
-    types : ItemBytes
+    `at`: byte at which the block starts.
+    `offsets`: as `sent_offsets` returns them.
     """
     starts, columns = ring.pointers[(at + offsets[3]) // types.pointer_bytes :], (at + offsets[2]) // types.index_bytes
     return RowCopies(starts, ring.columns[columns:], ring.values[(at + offsets[1]) // types.value_bytes :], 1)
@@ -310,12 +270,8 @@ def copies_at(ring: Ring, at: Integer, offsets: tuple[int, ...], types: ItemByte
 def block_at(ring: Ring, at: Integer, offsets: tuple[int, ...], types: ItemBytes, lengths: Int64Array) -> BlockOfA:
     """Return where in the ring a block's rows of A go.
 
-    Parameters
-    ----------
-    ring, at, offsets, types
-        As for `copies_at`.
-    lengths : int64
-        Receives the rows of each group, added to it.
+    `ring, at, offsets, types`: as for `copies_at`.
+    `lengths`: receives the rows of each group, added to it.
     """
     entries, products = (at + offsets[4]) // types.pointer_bytes, (at + offsets[5]) // types.pointer_bytes
     values = ring.values[at // types.value_bytes :]
@@ -328,14 +284,7 @@ def prepare_blocks(
 ) -> None:
     """Prepare blocks until none is left; several threads call this at once.
 
-    Parameters
-    ----------
-    a, b : CsrArrays
-    cuts : BlockCuts
-    shared : SharedState
-    ring : Ring
-    bits, places
-        Scratch memory of this thread; `bits` are zero.
+    `bits, places`: scratch memory of this thread; `bits` are zero.
     """
     state, types = shared.words, cuts.types
     while not atomic_load(state, CLOSED):
@@ -373,15 +322,9 @@ def prepare_blocks(
 def shift(local: IndexArray, start: Integer, stop: Integer, place: Integer, indptr: IndexArray) -> None:
     """Turn the ends of rows [start, stop) inside their block into offsets of C.
 
-    Parameters
-    ----------
-    local : (nrows,) int
-        End of each row, counted from its block's first entry.
-    start, stop : int
-    place : int
-        Offset of the block in C.
-    indptr : (nrows + 1,) int64
-        Receives the offsets.
+    `local`: (nrows,) int: end of each row, counted from its block's first entry.
+    `place`: offset of the block in C.
+    `indptr`: (nrows + 1,) int64: receives the offsets.
     """
     for row in range(np.uintp(start), np.uintp(stop)):
         indptr[row + np.uintp(1)] = place + local[row]

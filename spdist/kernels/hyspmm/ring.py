@@ -58,13 +58,7 @@ def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
     """Add `value` to the word at place `at`, and return its old value.
 
-    Parameters
-    ----------
-    context : numba.core.base.BaseContext
-    words : int64 array
-    at : int
-        Place of the word.
-    value : int64
+    `at`: place of the word.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -77,12 +71,7 @@ def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: t
 def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
     """Read the word at place `at`, which another thread writes.
 
-    Parameters
-    ----------
-    context : numba.core.base.BaseContext
-    words : int64 array
-    at : int
-        Place of the word.
+    `at`: place of the word.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -95,13 +84,7 @@ def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
 def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
     """Write the word at place `at`, which another thread reads; it sees earlier writes of this thread then.
 
-    Parameters
-    ----------
-    context : numba.core.base.BaseContext
-    words : int64 array
-    at : int
-        Place of the word.
-    value : int64
+    `at`: place of the word.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -118,11 +101,8 @@ def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Intege
     Places are counted without wrapping around. A block that does not fit before the end of the ring starts at its
     beginning.
 
-    Parameters
-    ----------
-    state : (STATE,) int64
-    number, size, room : int
-        Number of the block, its bytes, and bytes of the ring.
+    `state`: (STATE,) int64.
+    `number, size, room`: number of the block, its bytes, and bytes of the ring.
     """
     while atomic_load(state, NEXT) != number:
         if atomic_load(state, CLOSED):
@@ -148,10 +128,7 @@ def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Intege
 def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
     """Look at most `tries` times whether a block is ready, and return whether it is.
 
-    Parameters
-    ----------
-    ready : (blocks,) int64
-    number, tries : int
+    `ready`: (blocks,) int64.
     """
     for _ in range(tries):
         if atomic_load(ready, number):
@@ -164,10 +141,7 @@ def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
 def free_place(state: Int64Array, end: Integer) -> None:
     """Free the ring's bytes before place `end`, counted without wrapping around.
 
-    Parameters
-    ----------
-    state : (STATE,) int64
-    end : int
+    `state`: (STATE,) int64.
     """
     atomic_store(state, FREED, end)
 

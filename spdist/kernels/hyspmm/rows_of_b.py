@@ -49,13 +49,7 @@ class RowCopies(NamedTuple):
 
 @instruction
 def ones(context: BaseContext, bits: types.Type) -> Any:
-    """Count the set bits of a number.
-
-    Parameters
-    ----------
-    context : numba.core.base.BaseContext
-    bits : uint64
-    """
+    """Count the set bits of a number."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -69,12 +63,8 @@ def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integ
 
     If the column of an entry is out of range, return -1 and that entry.
 
-    Parameters
-    ----------
-    a_indices : (nnz of A,) int
-    first, last, nrows : int
-        Entries of A; rows of B.
-    bits : Bits
+    `a_indices`: (nnz of A,) int.
+    `first, last, nrows`: entries of A; rows of B.
     """
     low, high, end = np.uint64(len(bits)), np.uint64(0), np.uint64(nrows)
     for at in range(np.uintp(first), np.uintp(last)):
@@ -91,12 +81,8 @@ def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integ
 def next_run(bits: np.uint64, base: np.uint64) -> Any:
     """Return the first run of set bits of a word: its first row, the row after its last, and the bits after the run.
 
-    Parameters
-    ----------
-    bits : uint64
-        Not 0.
-    base : uint64
-        Row of the lowest bit.
+    `bits`: not 0.
+    `base`: row of the lowest bit.
     """
     start = lowest_bit(bits)
     filled = bits | ((ONE << start) - ONE)
@@ -110,15 +96,9 @@ def next_run(bits: np.uint64, base: np.uint64) -> Any:
 def number_rows(bits: Bits, places: Places, low: Integer, high: Integer, b_indptr: IndexArray) -> Any:
     """Give the marked rows of B numbers from 0 on; return how many rows are marked, and how many entries they have.
 
-    Parameters
-    ----------
-    bits : Bits
-    places : Places
-        Receives the first number of each word of `bits`.
-    low, high : int
-        Words ``[low:high)`` of `bits` that have marks.
-    b_indptr : (nrows of B + 1,) int
-        If its offsets fall or exceed the last one, -1 entries are returned.
+    `places`: receives the first number of each word of `bits`.
+    `low, high`: words ``[low:high)`` of `bits` that have marks.
+    `b_indptr`: (nrows of B + 1,) int: if its offsets fall or exceed the last one, -1 entries are returned.
     """
     rows: Any = np.uint64(0)
     entries, end, sound = np.int64(0), b_indptr[len(b_indptr) - 1], True
@@ -137,13 +117,7 @@ def number_rows(bits: Bits, places: Places, low: Integer, high: Integer, b_indpt
 def copy_rows(b: CsrArrays, source: Integer, stop: Integer, out: RowCopies, at: Integer) -> None:
     """Copy entries [source, stop) of B.
 
-    Parameters
-    ----------
-    b : CsrArrays
-    source, stop : int
-    out : RowCopies
-    at : int
-        Entry of the copies at which to begin.
+    `at`: entry of the copies at which to begin.
     """
     width = np.uintp(out.width)
     for j in range(np.uintp(stop - source)):
@@ -157,16 +131,9 @@ def copy_rows(b: CsrArrays, source: Integer, stop: Integer, out: RowCopies, at: 
 def send_distinct(a_indices: IndexArray, b: CsrArrays, marks: MarkedRows, numbers: IndexArray, out: RowCopies) -> None:
     """Write the number of the row of B for each entry of A, copy the marked rows of B, and clear the marks.
 
-    Parameters
-    ----------
-    a_indices : (entries,) int
-        Columns of a block of A.
-    b : CsrArrays
-    marks : MarkedRows
-        Rows of B are copied in order.
-    numbers : (entries,) int
-        Receives the row numbers.
-    out : RowCopies
+    `a_indices`: (entries,) int: columns of a block of A.
+    `marks`: rows of B are copied in order.
+    `numbers`: (entries,) int: receives the row numbers.
     """
     bits = marks.bits
     for at in range(np.uintp(len(a_indices))):
@@ -193,10 +160,7 @@ def send_distinct(a_indices: IndexArray, b: CsrArrays, marks: MarkedRows, number
 def send_duplicated(a_indices: IndexArray, b: CsrArrays, out: RowCopies) -> None:
     """Copy the row of B of each entry of A, in order.
 
-    Parameters
-    ----------
-    a_indices, b, out
-        As for `send_distinct`.
+    `a_indices, b, out`: as for `send_distinct`.
     """
     copied: Any = np.int64(0)
     for at in range(np.uintp(len(a_indices))):

@@ -52,10 +52,8 @@ LENGTH_GROUPS = len(REGISTER_CLASSES) + 1
 class KernelNames:
     """Name expressions of the kernels for one choice of types.
 
-    Parameters
-    ----------
-    value, index, pointer, key : str
-        C types of values, columns, offsets and sort keys, such as ``"double"``, ``"int"``, ``"int"``, ``"u32"``.
+    `value, index, pointer, key`: C types of values, columns, offsets and sort keys, such as ``"double"``, ``"int"``,
+    ``"int"``, ``"u32"``.
     """
 
     def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
@@ -76,15 +74,8 @@ class KernelNames:
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return every kernel of this method for a choice of types; tests compile them all.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, columns and offsets.
-
-    Returns
-    -------
-    dict
-        Name expressions by file.
+    `value, index, pointer`: C types of values, columns and offsets.
+    Returns name expressions by file.
 
     Examples
     --------
@@ -110,16 +101,8 @@ class SortKernels(KernelNames):
 def kernels_of(device: int, value: str, index: str, pointer: str, key: str) -> SortKernels:
     """Return the compiled kernels of a device; later calls return the same object.
 
-    Parameters
-    ----------
-    device : int
-        Number of the device, which must be current.
-    value, index, pointer, key : str
-        C types of values, columns, offsets and sort keys.
-
-    Returns
-    -------
-    SortKernels
+    `device`: number of the device, which must be current.
+    `value, index, pointer, key`: C types of values, columns, offsets and sort keys.
     """
     return SortKernels(value, index, pointer, key)
 
@@ -138,16 +121,9 @@ def group_table() -> npt.NDArray[np.uint8]:
 def launch_block(kernels: SortKernels, block: BlockSizes, lengths: list[int], at: BlockLayout, ncols: int) -> None:
     """Launch the GPU stages of a block on the current stream: multiply, sort and compress its rows, and gather C.
 
-    Parameters
-    ----------
-    kernels : SortKernels
-    block : BlockSizes
-    lengths : (LENGTH_GROUPS,) list of int
-        Rows of each group.
-    at : BlockLayout
-        Device addresses. The arrays before ``at.sent`` are in place; the bytes from ``at.counts`` on are zero.
-    ncols : int
-        Columns of B.
+    `lengths`: (LENGTH_GROUPS,) list of int: rows of each group.
+    `at`: device addresses. The arrays before ``at.sent`` are in place; the bytes from ``at.counts`` on are zero.
+    `ncols`: columns of B.
     """
     rows = np.int64(block.rows)
     a_rows = at.a_rows if block.distinct else 0

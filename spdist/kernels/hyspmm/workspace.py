@@ -19,76 +19,49 @@ class ItemBytes(NamedTuple):
 
 
 class BlockSizes(NamedTuple):
-    """Sizes of a prepared pair of blocks of hySpMM.
+    """Sizes of a prepared pair of blocks of hySpMM."""
 
-    Attributes
-    ----------
-    rows, entries, products : int
-        Rows and entries of the block of A, and the products they expand to.
-    b_rows, b_entries : int
-        Rows and entries of the block of B as it is sent. Duplicated: `entries` and `products`; distinct: at most these.
-    distinct : bool
-        Whether each row of B is sent once.
-    """
-
+    # rows and entries of the block of A, and the products they expand to
     rows: int
     entries: int
     products: int
+    # rows and entries of the block of B as it is sent. Duplicated: `entries` and `products`; distinct: at most these.
     b_rows: int
     b_entries: int
-    distinct: bool
+    distinct: bool  # whether each row of B is sent once
 
 
 class BlockLayout(NamedTuple):
-    """Offsets of a block's arrays, in bytes from its start; the CPU prepares and sends the first `sent` bytes.
+    """Offsets of a block's arrays, in bytes from its start; the CPU prepares and sends the first `sent` bytes."""
 
-    Attributes
-    ----------
-    a_values, b_values, b_columns, b_starts : int
-        Prepared: values of the block of A; values, columns and row offsets of the block of B.
-    row_entries, row_products, a_rows : int
-        Prepared: first entry and first product of each row of C; for each entry of A the row of the block of B.
-    sent : int
-        End of the prepared arrays.
-    columns, values : int
-        Products, sorted and compressed row by row: they overwrite the block of B if B is duplicated.
-    c_columns, c_values, c_indptr : int
-        Scratch for the sort, then the block of C; its row offsets.
-    lengths, lists, counts, scan, status : int
-        Entries of each row of C; rows of each group, and how many; state of the scan; `BlockStatus`.
-    end : int
-        Bytes in all.
-    """
-
+    # prepared: values of the block of A; values, columns and row offsets of the block of B
     a_values: int
     b_values: int
     b_columns: int
     b_starts: int
+    # prepared: first entry and first product of each row of C; for each entry of A the row of the block of B
     row_entries: int
     row_products: int
     a_rows: int
-    sent: int
+    sent: int  # end of the prepared arrays
+    # products, sorted and compressed row by row: they overwrite the block of B if B is duplicated
     columns: int
     values: int
+    # scratch for the sort, then the block of C; its row offsets
     c_columns: int
     c_values: int
     c_indptr: int
+    # entries of each row of C; rows of each group, and how many; state of the scan; `BlockStatus`
     lengths: int
     lists: int
     counts: int
     scan: int
     status: int
-    end: int
+    end: int  # bytes in all
 
 
 def sent_offsets(block: BlockSizes, types: ItemBytes) -> tuple[int, int, int, int, int, int, int, int]:
-    """Place the arrays that are sent: the fields of `BlockLayout` up to ``sent``. Also compiled.
-
-    Parameters
-    ----------
-    block : BlockSizes
-    types : ItemBytes
-    """
+    """Place the arrays that are sent: the fields of `BlockLayout` up to ``sent``. Also compiled."""
     value, index, pointer = types
     b_values = (block.entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     b_columns = b_values + (block.b_entries * value + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
@@ -103,16 +76,8 @@ def sent_offsets(block: BlockSizes, types: ItemBytes) -> tuple[int, int, int, in
 def block_layout(block: BlockSizes, types: ItemBytes) -> BlockLayout:
     """Place the arrays of a block of hySpMM one after the other.
 
-    Parameters
-    ----------
-    block : BlockSizes
-    types : ItemBytes
-
-    Returns
-    -------
-    BlockLayout
-        ``sent`` bytes are transferred, and the block takes ``end`` bytes of device memory. The bytes from ``counts`` to
-        ``end`` must be zero when the block starts.
+    Returns ``sent`` bytes are transferred, and the block takes ``end`` bytes of device memory. The bytes from
+    ``counts`` to ``end`` must be zero when the block starts.
     """
     places = list(sent_offsets(block, types))
     at = places[-1]
@@ -149,10 +114,7 @@ class BlockCost(NamedTuple):
     def bytes(self, rows: int, entries: int, products: int) -> int:
         """Return the bound for a block.
 
-        Parameters
-        ----------
-        rows, entries, products : int
-            Rows and entries of the block of A, and the products they expand to.
+        `rows, entries, products`: rows and entries of the block of A, and the products they expand to.
         """
         return self.fixed + rows * self.row + entries * self.entry + products * self.product
 
@@ -160,14 +122,7 @@ class BlockCost(NamedTuple):
 def block_cost(types: ItemBytes) -> BlockCost:
     """Bound the device memory of a block of hySpMM before its distinct rows of B are known.
 
-    Parameters
-    ----------
-    types : ItemBytes
-
-    Returns
-    -------
-    BlockCost
-        ``block_layout(block, types).end`` is never more, for either variant.
+    Returns ``block_layout(block, types).end`` is never more, for either variant.
 
     References
     ----------
@@ -191,15 +146,7 @@ def block_cost(types: ItemBytes) -> BlockCost:
 def host_bytes(b_rows: int, threads: int) -> int:
     """Return the host bytes with which threads find distinct rows of B.
 
-    Parameters
-    ----------
-    b_rows : int
-        Rows of B.
-    threads : int
-
-    Returns
-    -------
-    int
+    `b_rows`: rows of B.
 
     Examples
     --------

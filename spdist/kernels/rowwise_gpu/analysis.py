@@ -40,23 +40,13 @@ class EnteredRows(CSR):
 
 @dataclass(frozen=True, eq=False)
 class RowwiseProduct:
-    """A product to make: operands whose values have C's dtype, and whose indices and offsets have one dtype each.
-
-    Attributes
-    ----------
-    defines : tuple of str
-        Compiler options of the semiring.
-    deterministic : bool
-        Whether products are added in the order of A's entries.
-    b_is_sound : bool
-        Whether another product has checked B already.
-    """
+    """A product to make: operands whose values have C's dtype, and whose indices and offsets have one dtype each."""
 
     a: CSR
     b: CSR
-    defines: tuple[str, ...]
-    deterministic: bool
-    b_is_sound: bool
+    defines: tuple[str, ...]  # compiler options of the semiring
+    deterministic: bool  # whether products are added in the order of A's entries
+    b_is_sound: bool  # whether another product has checked B already
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -79,26 +69,11 @@ def requested(
 ) -> RowwiseProduct:
     """Return the product of two matrices on the GPU, in the dtypes that kernels take. Needs no GPU if dtypes agree.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Arrays of CuPy.
-    semiring : Semiring
-    deterministic : bool
-        Whether to add products in the order of A's entries.
-    b_is_sound : bool
-        Whether another product has checked B already.
-
-    Returns
-    -------
-    RowwiseProduct
-
-    Raises
-    ------
-    MatrixError
-        If the shapes do not fit, or the GPU does not multiply the dtype.
-    InputError
-        If the semiring has no C expressions.
+    `a, b`: arrays of CuPy.
+    `deterministic`: whether to add products in the order of A's entries.
+    `b_is_sound`: whether another product has checked B already.
+    Raises `MatrixError` if the shapes do not fit, or the GPU does not multiply the dtype.
+    Raises `InputError` if the semiring has no C expressions.
     """
     check_product_shapes(a.shape, b.shape)
     dtype = semiring.result_dtype(a.dtype, b.dtype)
@@ -110,32 +85,18 @@ def requested(
 
 @dataclass(eq=False)
 class AnalysedProduct:
-    """A product's checked operands, its kernels, and what its families of rows share.
-
-    Attributes
-    ----------
-    facts : ProductFacts
-    lengths : (nrows,) uint32
-        Products of each row of C; the kernels that count overwrite them with its entries.
-    deterministic : bool
-        Whether products are added in the order of A's entries.
-    listed : (nrows,) uint32
-        All rows by rising class, once they are listed.
-    same_b : (nrows of B,) uint8
-        Whether each row of B has the columns of the row before, once nodes are looked for.
-    longest_a : int
-        Entries of A's longest row.
-    """
+    """A product's checked operands, its kernels, and what its families of rows share."""
 
     a: CSR
     b: CSR
     kernels: RowKernels
     facts: ProductFacts
-    lengths: Any
-    deterministic: bool
-    listed: Any = None
+    lengths: Any  # (nrows,) uint32: products of each row of C; the kernels that count overwrite them with its entries
+    deterministic: bool  # whether products are added in the order of A's entries
+    listed: Any = None  # (nrows,) uint32: all rows by rising class, once they are listed
+    # (nrows of B,) uint8: whether each row of B has the columns of the row before, once nodes are looked for
     same_b: Any = None
-    longest_a: int = 0
+    longest_a: int = 0  # entries of A's longest row
 
     @functools.cached_property
     def pattern(self) -> tuple[int, ...]:
@@ -173,21 +134,9 @@ class AnalysedProduct:
 def analyse(product: RowwiseProduct) -> AnalysedProduct:
     """Count the products of each row of C and check the operands; waits for the GPU.
 
-    Parameters
-    ----------
-    product : RowwiseProduct
-        Not empty.
-
-    Returns
-    -------
-    AnalysedProduct
-
-    Raises
-    ------
-    MatrixError
-        If offsets fall, columns are out of range, or rows of B are not canonical.
-    InputError
-        If C expressions of the semiring do not compile.
+    `product`: not empty.
+    Raises `MatrixError` if offsets fall, columns are out of range, or rows of B are not canonical.
+    Raises `InputError` if C expressions of the semiring do not compile.
     """
     import cupy
 
@@ -210,25 +159,12 @@ def analyse(product: RowwiseProduct) -> AnalysedProduct:
 def analysed(a: CSR, b: CSR, semiring: Semiring, *, b_is_sound: bool = False) -> AnalysedProduct | None:
     """Check a product's operands and count its products, ready for kernels; waits for the GPU.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Arrays of CuPy.
-    semiring : Semiring
-    b_is_sound : bool
-        Whether another product has checked B already.
-
-    Returns
-    -------
-    AnalysedProduct or None
-        None if there are no products.
-
-    Raises
-    ------
-    MatrixError
-        If shapes or dtypes do not fit, offsets fall, columns are out of range, or rows of B are not canonical.
-    InputError
-        If the semiring has no C expressions, or these do not compile.
+    `a, b`: arrays of CuPy.
+    `b_is_sound`: whether another product has checked B already.
+    Returns none if there are no products.
+    Raises `MatrixError` if shapes or dtypes do not fit, offsets fall, columns are out of range, or rows of B are not
+    canonical.
+    Raises `InputError` if the semiring has no C expressions, or these do not compile.
     """
     product = requested(a, b, semiring, b_is_sound=b_is_sound)
     return None if product.is_empty else analyse(product)
@@ -259,19 +195,10 @@ def _count_products(x: AnalysedProduct, checks_b: bool) -> None:
 def check_canonical(m: CSR, name: str) -> None:
     """Check a matrix on the GPU, for which it waits.
 
-    Parameters
-    ----------
-    m : CSR
-        Arrays of CuPy; values do not count.
-    name : str
-        The matrix in messages.
-
-    Raises
-    ------
-    NotCanonicalError
-        If a row is not sorted or holds a duplicate.
-    MatrixError
-        If offsets fall, or a column is out of range.
+    `m`: arrays of CuPy; values do not count.
+    `name`: the matrix in messages.
+    Raises `NotCanonicalError` if a row is not sorted or holds a duplicate.
+    Raises `MatrixError` if offsets fall, or a column is out of range.
     """
     import cupy
 
@@ -290,17 +217,10 @@ def check_canonical(m: CSR, name: str) -> None:
 def offsets(lengths: npt.NDArray[np.uint32], dtype: np.dtype[Any]) -> tuple[IndexArray, int]:
     """Turn row lengths on the GPU into row offsets; waits for their sum.
 
-    Parameters
-    ----------
-    lengths : (nrows,) uint32
-    dtype : dtype
-        Of the offsets: int32 or int64.
-
-    Returns
-    -------
-    offsets : (nrows + 1,) of `dtype`
-    total : int
-        The last offset.
+    `lengths`: (nrows,) uint32.
+    `dtype`: of the offsets: int32 or int64.
+    Returns `offsets`: (nrows + 1,) of `dtype`.
+    Returns `total`: the last offset.
     """
     import cupy
 
@@ -370,20 +290,10 @@ def kernels_of(
 ) -> RowKernels:
     """Return the kernels of a device for C types and a semiring; later calls return the same object.
 
-    Parameters
-    ----------
-    device : int
-        Number of the device.
-    value, index, pointer : str
-        C types of values, columns and offsets.
-    wide_keys : bool
-        Whether sort keys have 64 bits.
-    defines : tuple of str
-        Compiler options of the semiring.
-
-    Returns
-    -------
-    RowKernels
+    `device`: number of the device.
+    `value, index, pointer`: C types of values, columns and offsets.
+    `wide_keys`: whether sort keys have 64 bits.
+    `defines`: compiler options of the semiring.
     """
     kernels = RowKernels(value, index, pointer, defines)
     return kernels.with_wide_keys() if wide_keys else kernels

@@ -31,15 +31,8 @@ NORM_CODES = {None: RowNorm.NO_NORM, "l1": RowNorm.L1, "l2": RowNorm.L2, "max": 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return every kernel of the epilogue for a choice of types: what may be compiled on first use.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-
-    Returns
-    -------
-    dict
-        Name expressions by file.
+    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+    Returns name expressions by file.
 
     Examples
     --------
@@ -81,28 +74,15 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 class BlockEpilogue:
     """Multiply blocks of one product on the GPU, and apply its epilogue to each.
 
-    Parameters
-    ----------
-    spec : ProductSpec
-        With the mask on the host; or on the device, if the product is made as one block.
-    reduction : Reduction, optional
-        Download nothing but this reduction of each block.
-    shape : (int, int)
-        Shape of C.
-    dtype : dtype
-        Dtype of C.
-
-    Attributes
-    ----------
-    counts : bool
-        Whether the rows of C need only be counted.
-    factors : tuple of arrays
-        On the host: factors of rows, factors of columns, edges of a histogram's bins; None for each that is not asked
-        for.
-    on_device : tuple of arrays
-        Factors of rows and of columns.
-    edges, sums : array of CuPy
-        Edges of bins; sums of columns.
+    `spec`: with the mask on the host; or on the device, if the product is made as one block.
+    `reduction`: download nothing but this reduction of each block.
+    `shape`: shape of C.
+    `dtype`: dtype of C.
+    `counts`: whether the rows of C need only be counted.
+    `factors`: on the host: factors of rows, factors of columns, edges of a histogram's bins; None for each that is not
+    asked for.
+    `on_device`: factors of rows and of columns.
+    `edges, sums`: edges of bins; sums of columns.
     """
 
     def __init__(
@@ -144,22 +124,11 @@ class BlockEpilogue:
     def make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
         """Multiply a block of rows of A and apply the epilogue.
 
-        Parameters
-        ----------
-        a, b : CSR
-            On the GPU.
-        first : int
-            Row of the product that is the block's first.
-        deterministic : bool
-        **known
-            `sound_b`, `expected` and `meanwhile`, as for `rowwise_gpu.multiply.multiply`.
-
-        Returns
-        -------
-        made : CSR or (rows,) uint32
-            The block of C; its row lengths if `counts`.
-        entries : int
-            Entries that were allocated, C included.
+        `a, b`: on the GPU.
+        `first`: row of the product that is the block's first.
+        `**known`: `sound_b`, `expected` and `meanwhile`, as for `rowwise_gpu.multiply.multiply`.
+        Returns `made`: the block of C; its row lengths if `counts`.
+        Returns `entries`: entries that were allocated, C included.
         """
         if self.spec.diagonal is None:
             return self._make(a, b, first, deterministic, **known)
@@ -245,25 +214,11 @@ class BlockEpilogue:
 def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: ValueArray | None = None, first: int = 0) -> CSR:
     """Scale, map, normalize and select the entries of C: values are changed in place, selected entries are copied.
 
-    Parameters
-    ----------
-    c : CSR
-        Canonical, on the GPU.
-    spec : ProductSpec
-        Semiring and mask were applied already.
-    rows, columns : array of CuPy, optional
-        Factors of the product's rows and columns, in the dtype of C.
-    first : int
-        Row of the product that is C's first.
-
-    Returns
-    -------
-    CSR
-
-    Raises
-    ------
-    InputError
-        If the C expression of the epilogue does not compile.
+    `c`: canonical, on the GPU.
+    `spec`: semiring and mask were applied already.
+    `rows, columns`: factors of the product's rows and columns, in the dtype of C.
+    `first`: row of the product that is C's first.
+    Raises `InputError` if the C expression of the epilogue does not compile.
     """
     if not spec.finishes or not c.nnz:
         return c

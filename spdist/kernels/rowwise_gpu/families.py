@@ -40,23 +40,12 @@ STREAMS = 4
 
 @dataclass(eq=False)
 class RowFamily:
-    """Listed rows of one class.
-
-    Attributes
-    ----------
-    row_class : RowClass
-    number : int
-        Place of the class in `CLASSES`.
-    rows : int or (count,) uint32
-        On the device, or its address there; 0 means all rows.
-    count : int
-        How many rows.
-    """
+    """Listed rows of one class."""
 
     row_class: Any
-    number: int
-    rows: Any
-    count: int
+    number: int  # place of the class in `CLASSES`
+    rows: Any  # on the device, or its address there; 0 means all rows
+    count: int  # how many rows
 
     @property
     def needs_facts(self) -> bool:
@@ -102,19 +91,11 @@ class SinglePassRows:
     """Rows sorted in registers and written without being counted: all rows of a product but the longest.
 
     Thread blocks pass on how many entries they have, so C's offsets come from the same kernel.
-
-    Attributes
-    ----------
-    number : int
-        Class of the longest rows made so; one of `SINGLE_PASS_CLASSES`.
-    sizes : (nrows,) uint32
-        Products of each row.
-    lengths : (nrows,) uint32, optional
-        Entries of the rows of C that have too many products; None if none has.
     """
 
-    number: int
-    sizes: Any
+    number: int  # class of the longest rows made so; one of `SINGLE_PASS_CLASSES`
+    sizes: Any  # (nrows,) uint32: products of each row
+    # (nrows,) uint32, optional: entries of the rows of C that have too many products; None if none has
     lengths: Any = None
 
     def sample(self, x: AnalysedProduct) -> None:
@@ -146,26 +127,13 @@ class SinglePassRows:
 
 @dataclass(eq=False)
 class NodeRows(RowFamily):
-    """Rows among which nodes were found: up to six successive rows of one pattern and a narrow span, a warp a node.
+    """Rows among which nodes were found: up to six successive rows of one pattern and a narrow span, a warp a node."""
 
-    Attributes
-    ----------
-    nodes : (rows, 2) uint32
-        First row and number of rows of each node.
-    starts : (rows,) int64
-        First column of each node.
-    rest : (rows,) uint32
-        Rows that belong to no node.
-    width : int
-        Columns that the widest node spans.
-    max_rows, max_entries : int
-        Rows of the largest node; entries of the longest row of C.
-    """
-
-    nodes: Any = None
-    starts: Any = None
-    rest: Any = None
-    width: int = 0
+    nodes: Any = None  # (rows, 2) uint32: first row and number of rows of each node
+    starts: Any = None  # (rows,) int64: first column of each node
+    rest: Any = None  # (rows,) uint32: rows that belong to no node
+    width: int = 0  # columns that the widest node spans
+    # rows of the largest node; entries of the longest row of C
     max_rows: int = 1
     max_entries: int = 0
 
@@ -239,17 +207,9 @@ class NodeRows(RowFamily):
 def same_rows(x: AnalysedProduct, m: CSR) -> Any:
     """Compare the columns of each row of a matrix with the columns of the row before.
 
-    Parameters
-    ----------
-    x : AnalysedProduct
-        Launches its kernel.
-    m : CSR
-        Its A or B.
-
-    Returns
-    -------
-    (nrows,) uint8
-        1 for each row that has the columns of the row before.
+    `x`: launches its kernel.
+    `m`: its A or B.
+    Returns (nrows,) uint8: 1 for each row that has the columns of the row before.
     """
     import cupy
 
@@ -262,21 +222,11 @@ def same_rows(x: AnalysedProduct, m: CSR) -> Any:
 
 @dataclass(eq=False)
 class RankRows(RowFamily):
-    """Rows cut into parts by columns; a part's columns are marked in a bit mask in shared memory.
+    """Rows cut into parts by columns; a part's columns are marked in a bit mask in shared memory."""
 
-    Attributes
-    ----------
-    parts : int
-        Parts of each row: with a row it makes a task, and a thread block takes one.
-    memory : (3, tasks) uint64
-        Spans of columns, rows and counts of the tasks.
-    width : int
-        Columns of the widest part; 0 until it is known.
-    """
-
-    parts: int = 1
-    memory: Any = None
-    width: int = 0
+    parts: int = 1  # parts of each row: with a row it makes a task, and a thread block takes one
+    memory: Any = None  # (3, tasks) uint64: spans of columns, rows and counts of the tasks
+    width: int = 0  # columns of the widest part; 0 until it is known
 
     @property
     def needs_facts(self) -> bool:
@@ -332,18 +282,10 @@ class RankRows(RowFamily):
 
 @dataclass(eq=False)
 class LongRows(RowFamily):
-    """Rows shared among thread blocks, summed by atomics in device memory.
+    """Rows shared among thread blocks, summed by atomics in device memory."""
 
-    Attributes
-    ----------
-    masks : (rows, words) uint64
-        A bit for each column of each row.
-    ranks : (rows, words) uint32
-        Bits set before each word of the row's mask.
-    """
-
-    masks: Any = None
-    ranks: Any = None
+    masks: Any = None  # (rows, words) uint64: A bit for each column of each row
+    ranks: Any = None  # (rows, words) uint32: bits set before each word of the row's mask
 
     def count_entries(self, x: AnalysedProduct) -> None:
         """Write the lengths of the rows of C."""
@@ -369,14 +311,7 @@ class LongRows(RowFamily):
 def rows_of(row_class: RowClass, number: int, rows: int | npt.NDArray[np.uint32], count: int) -> RowFamily:
     """Return the rows of a class as the family made for it: sorted or ranked.
 
-    Parameters
-    ----------
-    row_class, number, rows, count
-        As for `RowFamily`.
-
-    Returns
-    -------
-    SortRows or RankRows
+    `row_class, number, rows, count`: as for `RowFamily`.
     """
     family = SortRows if isinstance(row_class, SortClass) else RankRows
     return family(row_class, number, rows, count)
@@ -385,18 +320,9 @@ def rows_of(row_class: RowClass, number: int, rows: int | npt.NDArray[np.uint32]
 def families_of(x: AnalysedProduct, counts: list[int], tuning: RowTuning) -> list[RowFamily]:
     """List the rows of C by class, and return a family for each class; `prepared` must follow.
 
-    Parameters
-    ----------
-    x : AnalysedProduct
-        `lengths` holds the products of each row.
-    counts : (ROW_CLASSES,) list of int
-        Rows of each class; rows that it counts as class 0 get no family.
-    tuning : RowTuning
-
-    Returns
-    -------
-    list of RowFamily
-        By rising class.
+    `x`: `lengths` holds the products of each row.
+    `counts`: (ROW_CLASSES,) list of int: rows of each class; rows that it counts as class 0 get no family.
+    Returns by rising class.
     """
     shares = share_rows(counts, x.is_small, tuning)
     all_rows = counts[0] == x.facts.class_rows()[0] and len(shares) == 1
@@ -420,16 +346,8 @@ def families_of(x: AnalysedProduct, counts: list[int], tuning: RowTuning) -> lis
 def prepared(x: AnalysedProduct, families: list[RowFamily]) -> list[RowFamily]:
     """Prepare families to count entries; rows of a class that belong to no node become a family of their own.
 
-    Parameters
-    ----------
-    x : AnalysedProduct
-    families : list of RowFamily
-        From `families_of`.
-
-    Returns
-    -------
-    list of RowFamily
-        By falling class, as rows of many products take longest; without families that have no rows.
+    `families`: from `families_of`.
+    Returns by falling class, as rows of many products take longest; without families that have no rows.
     """
     _prepare(x, families)
     others = [rest for rows in families if isinstance(rows, NodeRows) and (rest := rows.take_nodes(x))]
@@ -450,12 +368,8 @@ def _prepare(x: AnalysedProduct, families: list[RowFamily]) -> None:
 def count_entries(x: AnalysedProduct, families: list[RowFamily]) -> None:
     """Queue the counts of the entries of all families' rows.
 
-    Parameters
-    ----------
-    x : AnalysedProduct
-        `lengths` gets the entries.
-    families : list of RowFamily
-        From `prepared`.
+    `x`: `lengths` gets the entries.
+    `families`: from `prepared`.
     """
     _side_by_side([functools.partial(rows.count_entries, x) for rows in families])
 
@@ -463,13 +377,8 @@ def count_entries(x: AnalysedProduct, families: list[RowFamily]) -> None:
 def fill(x: AnalysedProduct, c: CSR, families: list[RowFamily]) -> None:
     """Queue the kernels that write the rows of C of all families.
 
-    Parameters
-    ----------
-    x : AnalysedProduct
-    c : CSR
-        With its offsets, and room for its entries.
-    families : list of RowFamily
-        Their entries were counted.
+    `c`: with its offsets, and room for its entries.
+    `families`: their entries were counted.
     """
     _side_by_side([functools.partial(rows.fill, x, c) for rows in families])
 

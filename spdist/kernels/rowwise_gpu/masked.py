@@ -29,26 +29,16 @@ MOST_BLOCKS = 2112
 
 @dataclass(frozen=True)
 class MaskTuning:
-    """Thresholds, measured on an H100, by which rows are shared out to warps and thread blocks.
+    """Thresholds, measured on an H100, by which rows are shared out to warps and thread blocks."""
 
-    Attributes
-    ----------
-    search_gain : int
-        A row of B at least this many times as long as the mask's row is searched for the mask's columns; a shorter row
-        is read from end to end.
-    row_products, row_mask : int
-        Products, and entries of the mask, of the longest row that a warp takes.
-    task_products : int
-        Products, about, of the pieces of longer rows that thread blocks take.
-    rows_per_turn : int
-        Rows of C for each row that a warp takes at a time.
-    """
-
+    # A row of B at least this many times as long as the mask's row is searched for the mask's columns; a shorter row is
+    # read from end to end
     search_gain: int = 16
+    # products, and entries of the mask, of the longest row that a warp takes
     row_products: int = 1 << 11
     row_mask: int = 1 << 10
-    task_products: int = 1 << 15
-    rows_per_turn: int = 1 << 15
+    task_products: int = 1 << 15  # products, about, of the pieces of longer rows that thread blocks take
+    rows_per_turn: int = 1 << 15  # rows of C for each row that a warp takes at a time
 
 
 TUNING = MaskTuning()
@@ -58,15 +48,8 @@ TUNING = MaskTuning()
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return every kernel of masked products for a choice of types: what may be compiled on first use.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-
-    Returns
-    -------
-    dict
-        Name expressions by file.
+    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+    Returns name expressions by file.
 
     Examples
     --------
@@ -164,17 +147,9 @@ def _add_products(
 def on_device(mask: CSR, index: np.dtype[Any], pointer: np.dtype[Any]) -> CSR:
     """Return a mask's structure on the GPU.
 
-    Parameters
-    ----------
-    mask : CSR
-        On the host or on the GPU.
-    index, pointer : dtype
-        Of columns and of offsets.
-
-    Returns
-    -------
-    CSR
-        Its values are its columns, as nothing reads them.
+    `mask`: on the host or on the GPU.
+    `index, pointer`: of columns and of offsets.
+    Returns its values are its columns, as nothing reads them.
     """
     import cupy
 

@@ -43,24 +43,13 @@ TUNING = row_classes.TUNING
 
 @dataclass(eq=False)
 class Pattern:
-    """The structure of C = A @ B, and what the kernels need to fill it again for new values.
+    """The structure of C = A @ B, and what the kernels need to fill it again for new values."""
 
-    Attributes
-    ----------
-    indptr : (nrows + 1,) int32 or int64
-    indices : (nnz,) int32 or int64
-    shape : (nrows, ncols)
-    analysed : AnalysedProduct, optional
-        Operands without their values; None if there are no products.
-    families : list of RowFamily
-        The rows, as they were counted.
-    """
-
-    indptr: Any
-    indices: Any
-    shape: tuple[int, int]
-    analysed: AnalysedProduct | None
-    families: list[RowFamily]
+    indptr: Any  # (nrows + 1,) int32 or int64
+    indices: Any  # (nnz,) int32 or int64
+    shape: tuple[int, int]  # (nrows, ncols)
+    analysed: AnalysedProduct | None  # operands without their values; None if there are no products
+    families: list[RowFamily]  # the rows, as they were counted
 
     @property
     def nnz(self) -> int:
@@ -79,17 +68,9 @@ class MadeProduct(NamedTuple):
 class HostSide:
     """Estimate of nnz(C), and work for the host while the GPU makes a product.
 
-    Parameters
-    ----------
-    expected : int
-        Estimate of nnz(C); 0 if unknown.
-    meanwhile : callable, optional
-        Called at most once, while the host would wait for the GPU.
-
-    Attributes
-    ----------
-    nnz : int
-        Entries of C; 0 until they are counted.
+    `expected`: estimate of nnz(C); 0 if unknown.
+    `meanwhile`: called at most once, while the host would wait for the GPU.
+    `nnz`: entries of C; 0 until they are counted.
     """
 
     def __init__(self, expected: int = 0, meanwhile: Callable[[], None] | None = None) -> None:
@@ -156,20 +137,10 @@ def multiply(
 def count(a: CSR, b: CSR) -> Any:
     """Count the entries of each row of ``a @ b``; nothing is multiplied.
 
-    Parameters
-    ----------
-    a, b : CSR
-        As for `multiply`.
-
-    Returns
-    -------
-    (nrows,) uint32
-        On the device.
-
-    Raises
-    ------
-    MatrixError
-        If shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not sorted.
+    `a, b`: as for `multiply`.
+    Returns (nrows,) uint32: on the device.
+    Raises `MatrixError` if shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not
+    sorted.
     """
     import cupy
 
@@ -184,18 +155,9 @@ def count(a: CSR, b: CSR) -> Any:
 def multiply_counted(a: CSR, b: CSR) -> tuple[CSR, int, int]:
     """Return ``a @ b`` with the sizes that the product was found to have; errors as for `multiply`.
 
-    Parameters
-    ----------
-    a, b : CSR
-        As for `multiply`.
-
-    Returns
-    -------
-    c : CSR
-    products : int
-        Products of all rows.
-    longest : int
-        Entries of the longest row of A; 0 if there are no products.
+    `a, b`: as for `multiply`.
+    Returns `products`: products of all rows.
+    Returns `longest`: entries of the longest row of A; 0 if there are no products.
     """
     c, x, _ = _made(requested(a, b))
     return (c, 0, 0) if x is None else (c, x.products, x.longest_a)
@@ -270,20 +232,10 @@ def _with_values(old: CSR, new: CSR) -> CSR:
 def compile_kernels(dtype: np.dtype[Any], ncols: int, semiring: Semiring = PLUS_TIMES) -> None:
     """Compile the kernels of products of a dtype before the first of them is made.
 
-    Parameters
-    ----------
-    dtype : dtype
-        Of the values of C.
-    ncols : int
-        Columns of C.
-    semiring : Semiring
-
-    Raises
-    ------
-    MatrixError
-        If the GPU's kernels do not multiply such values.
-    InputError
-        If the semiring has no C expressions, or these do not compile.
+    `dtype`: of the values of C.
+    `ncols`: columns of C.
+    Raises `MatrixError` if the GPU's kernels do not multiply such values.
+    Raises `InputError` if the semiring has no C expressions, or these do not compile.
     """
     import cupy
 
@@ -386,12 +338,8 @@ def _expected_nnz(
 ) -> tuple[int, list[RowFamily]]:
     """Count the rows that the single pass leaves out, and a sample of the others.
 
-    Returns
-    -------
-    expected : int
-        Entries that C should have room for.
-    rows : list of RowFamily
-        The rows left out.
+    Returns `expected`: entries that C should have room for.
+    Returns `rows`: the rows left out.
     """
     import cupy
 

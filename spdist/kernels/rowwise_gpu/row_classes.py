@@ -28,20 +28,14 @@ class SortClass(NamedTuple):
 
 
 class RankClass(NamedTuple):
-    """Rows of up to `max_products` products, cut into parts by columns: a thread block of `warps` a part.
-
-    Attributes
-    ----------
-    parts : int
-        Parts of a row when thread blocks hold the values of their part and add them in the order of A's entries.
-    open_parts : int
-        Parts of a row with values of 16 bytes when products are added in C, in any order; smaller values take fewer
-        (`workspace.open_parts`).
-    """
+    """Rows of up to `max_products` products, cut into parts by columns: a thread block of `warps` a part."""
 
     max_products: int
     warps: int
+    # parts of a row when thread blocks hold the values of their part and add them in the order of A's entries
     parts: int
+    # parts of a row with values of 16 bytes when products are added in C, in any order; smaller values take fewer
+    # (`workspace.open_parts`)
     open_parts: int
 
 
@@ -75,45 +69,27 @@ assert len(CLASSES) < ROW_CLASSES
 
 @dataclass(frozen=True)
 class RowTuning:
-    """Thresholds, measured on an H100, by which rows are shared out to kernels.
+    """Thresholds, measured on an H100, by which rows are shared out to kernels."""
 
-    Attributes
-    ----------
-    node_products : (int, int)
-        Nodes are looked for among rows of more products than the first and at most the second.
-    node_least_rows : int
-        Rows below which nodes are not looked for: a warp a row would leave most of the device idle.
-    few_slots : int
-        A class joins the next sorted class if its rows times the next class's products are at most this: a separate
-        launch would take longer.
-    few_rows, few_rows_single_pass : int
-        If there are at most this many sorted rows, they join one class; the second bound applies if one kernel then
-        makes the whole product.
-    few_short_rows : int
-        Replaces both bounds if rows have fewer than `joined_slots` products in the mean.
-    joined_slots : int
-        Mean products of a row, each row counted with the most products of its class.
-    few_parts : int
-        Rows times parts up to which a class of rows that thread blocks share joins the next.
-    single_pass_rows : int
-        Rows that a product should have, unless it is small, to be made without being counted first.
-    single_pass_share : float
-        Least share of all products that the single pass makes, each row counted with the most products of its class.
-    single_pass_fill : float
-        Least mean share of the slots of the single pass's kernel that these rows fill.
-    """
-
+    # nodes are looked for among rows of more products than the first and at most the second
     node_products: tuple[int, int] = (512, 16384)
+    # rows below which nodes are not looked for: a warp a row would leave most of the device idle
     node_least_rows: int = 1 << 14
+    # A class joins the next sorted class if its rows times the next class's products are at most this: a separate
+    # launch would take longer
     few_slots: int = 1 << 21
+    # if there are at most this many sorted rows, they join one class; the second bound applies if one kernel then makes
+    # the whole product
     few_rows: int = 1 << 14
     few_rows_single_pass: int = 1 << 16
-    few_short_rows: int = 1 << 13
-    joined_slots: int = 128
-    few_parts: int = 1 << 11
+    few_short_rows: int = 1 << 13  # replaces both bounds if rows have fewer than `joined_slots` products in the mean
+    joined_slots: int = 128  # mean products of a row, each row counted with the most products of its class
+    few_parts: int = 1 << 11  # rows times parts up to which a class of rows that thread blocks share joins the next
+    # rows that a product should have, unless it is small, to be made without being counted first
     single_pass_rows: int = 1 << 15
+    # least share of all products that the single pass makes, each row counted with the most products of its class
     single_pass_share: float = 0.9
-    single_pass_fill: float = 0.6
+    single_pass_fill: float = 0.6  # least mean share of the slots of the single pass's kernel that these rows fill
 
 
 TUNING = RowTuning()
@@ -130,18 +106,9 @@ class ClassShare(NamedTuple):
 def share_rows(counts: list[int], single_pass: bool = False, tuning: RowTuning = TUNING) -> list[ClassShare]:
     """Share the rows of a product out to classes; classes of few rows join the next class that has any.
 
-    Parameters
-    ----------
-    counts : (ROW_CLASSES,) list of int
-        Rows of each class, the rows without products first.
-    single_pass : bool
-        Whether one kernel makes the product if one class has all rows.
-    tuning : RowTuning
-
-    Returns
-    -------
-    list of ClassShare
-        Class numbers are places in `CLASSES`.
+    `counts`: (ROW_CLASSES,) list of int: rows of each class, the rows without products first.
+    `single_pass`: whether one kernel makes the product if one class has all rows.
+    Returns class numbers are places in `CLASSES`.
 
     Examples
     --------
@@ -184,18 +151,9 @@ def _may_join(rows: int, row_class: RowClass, later: RowClass | None, tuning: Ro
 def single_pass_class(counts: list[int], small: bool, tuning: RowTuning = TUNING) -> int | None:
     """Return the largest class whose rows are made without being counted first; None if all rows are to be counted.
 
-    Parameters
-    ----------
-    counts : (ROW_CLASSES,) list of int
-        Rows of each class, the rows without products first.
-    small : bool
-        Whether C may have room for all products: then the class must hold all rows.
-    tuning : RowTuning
-
-    Returns
-    -------
-    int or None
-        A member of `SINGLE_PASS_CLASSES`.
+    `counts`: (ROW_CLASSES,) list of int: rows of each class, the rows without products first.
+    `small`: whether C may have room for all products: then the class must hold all rows.
+    Returns A member of `SINGLE_PASS_CLASSES`.
     """
     if small:
         shares = share_rows(counts, True, tuning)

@@ -33,12 +33,8 @@ NODE_WARPS = 2
 class RowKernels:
     """The compiled kernels for one choice of types; compiled on first use, file by file.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, columns and offsets.
-    defines : tuple of str
-        Compiler options of a semiring, for the files that multiply.
+    `value, index, pointer`: C types of values, columns and offsets.
+    `defines`: compiler options of a semiring, for the files that multiply.
     """
 
     def __init__(self, value: str, index: str, pointer: str, defines: tuple[str, ...] = ()) -> None:
@@ -138,15 +134,8 @@ def _sort_names(ip: str, vip: str) -> dict[str, str]:
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return every kernel for a choice of types: what may be compiled on first use.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-
-    Returns
-    -------
-    dict
-        Name expressions by file.
+    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+    Returns name expressions by file.
     """
     narrow = RowKernels(value, index, pointer)
     found = narrow.name_expressions()
@@ -163,21 +152,12 @@ def _power_of_two(count: int) -> int:
 
 @dataclass(eq=False)
 class ProductFacts:
-    """What kernels find out about a product, in device memory, and its copy in page-locked host memory.
+    """What kernels find out about a product, in device memory, and its copy in page-locked host memory."""
 
-    Attributes
-    ----------
-    device : (FACTS + n,) uint64
-        The facts, then the state of the scan.
-    host : (FACTS,) uint64
-        As of the last `read`, or as a kernel has left it; the next product on this thread overwrites it.
-    host_base : int
-        Address of `host`; kernels can write there.
-    """
-
-    device: Any
+    device: Any  # (FACTS + n,) uint64: the facts, then the state of the scan
+    # (FACTS,) uint64: as of the last `read`, or as a kernel has left it; the next product on this thread overwrites it
     host: Any
-    host_base: int
+    host_base: int  # address of `host`; kernels can write there
     stream: Any
     kernels: RowKernels
     base: int = field(init=False)

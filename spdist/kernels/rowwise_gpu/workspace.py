@@ -52,16 +52,8 @@ VALUE_BYTES = 32 << 10
 def long_fits(rows: int, ncols: int) -> bool:
     """Return whether masks and ranks of long rows of C fit in `LONG_BYTES`.
 
-    Parameters
-    ----------
-    rows : int
-        Long rows.
-    ncols : int
-        Columns of C.
-
-    Returns
-    -------
-    bool
+    `rows`: long rows.
+    `ncols`: columns of C.
 
     Examples
     --------
@@ -78,18 +70,9 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
     all thread blocks add to at a time fit in the L2 cache: smaller values allow larger parts. If there are few rows,
     they are cut into as many parts as rows whose parts hold values.
 
-    Parameters
-    ----------
-    held_parts, parts : int
-        `RankClass.parts` and `RankClass.open_parts`.
-    rows : int
-        Rows of the class.
-    value_itemsize : int
-        Bytes of a value.
-
-    Returns
-    -------
-    int
+    `held_parts, parts`: `RankClass.parts` and `RankClass.open_parts`.
+    `rows`: rows of the class.
+    `value_itemsize`: bytes of a value.
 
     Examples
     --------
@@ -104,20 +87,10 @@ def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -
 
     Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns.
 
-    Parameters
-    ----------
-    parts : int
-        Parts of each row at least.
-    ncols : int
-        Columns of C.
-    rows : int
-        Rows of the class.
-    columns : int
-        Columns of a part at most, up to `MOST_PARTS` parts.
-
-    Returns
-    -------
-    int
+    `parts`: parts of each row at least.
+    `ncols`: columns of C.
+    `rows`: rows of the class.
+    `columns`: columns of a part at most, up to `MOST_PARTS` parts.
 
     Examples
     --------
@@ -131,19 +104,10 @@ def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -
 def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
     """Bound the columns of a part of a row.
 
-    Parameters
-    ----------
-    ncols : int
-        Columns of C.
-    parts : int
-        Parts of each row.
-    columns : int
-        Greatest bound that is of use.
-
-    Returns
-    -------
-    int
-        A multiple of 64; 0 if it were above `columns`: then the parts must be measured.
+    `ncols`: columns of C.
+    `parts`: parts of each row.
+    `columns`: greatest bound that is of use.
+    Returns A multiple of 64; 0 if it were above `columns`: then the parts must be measured.
 
     Examples
     --------
@@ -157,12 +121,8 @@ def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
 def rank_count_window(width: int, shared_bytes: int) -> int:
     """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory.
 
-    Parameters
-    ----------
-    width : int
-        Columns of the widest part.
-    shared_bytes : int
-        Shared memory that a thread block may use.
+    `width`: columns of the widest part.
+    `shared_bytes`: shared memory that a thread block may use.
 
     Examples
     --------
@@ -177,27 +137,14 @@ def rank_fill_shared(
 ) -> tuple[int, int, int]:
     """Return how `rank_fill` uses shared memory.
 
-    Parameters
-    ----------
-    width : int
-        Columns of the widest part.
-    most_products : int
-        Products of the longest row.
-    value_itemsize : int
-        Bytes of a value.
-    ordered : bool
-        Whether values are held in shared memory and added in the order of A's entries; if not, none are held.
-    shared_bytes : int
-        Shared memory that a thread block may use.
-
-    Returns
-    -------
-    window : int
-        Columns marked at once.
-    capacity : int
-        Values held at once.
-    shared : int
-        Bytes of a thread block.
+    `width`: columns of the widest part.
+    `most_products`: products of the longest row.
+    `value_itemsize`: bytes of a value.
+    `ordered`: whether values are held in shared memory and added in the order of A's entries; if not, none are held.
+    `shared_bytes`: shared memory that a thread block may use.
+    Returns `window`: columns marked at once.
+    Returns `capacity`: values held at once.
+    Returns `shared`: bytes of a thread block.
     """
     left = shared_bytes - VALUE_BYTES - 64 * 16  # at least 64 values of a row are held
     window = min(round_up(width, 256), 1 << MASK_BITS - 1, 1 << (16 * left // 3).bit_length() - 1)
@@ -219,25 +166,13 @@ def node_fill_shared(
 ) -> tuple[int, int, int]:
     """Return how a warp of `node_fill` uses shared memory.
 
-    Parameters
-    ----------
-    words : int
-        Words of 32 columns of the widest node.
-    rows : int
-        Rows of the largest node.
-    most_entries : int
-        Entries of the longest row of C.
-    value_itemsize : int
-        Bytes of a value.
-    shared_bytes : int
-        Shared memory that the two warps of a thread block may use.
-
-    Returns
-    -------
-    capacity, most : int
-        Entries held of each of `rows` rows, and of a row that is alone in its node.
-    shared : int
-        Bytes of a warp.
+    `words`: words of 32 columns of the widest node.
+    `rows`: rows of the largest node.
+    `most_entries`: entries of the longest row of C.
+    `value_itemsize`: bytes of a value.
+    `shared_bytes`: shared memory that the two warps of a thread block may use.
+    Returns `capacity, most`: entries held of each of `rows` rows, and of a row that is alone in its node.
+    Returns `shared`: bytes of a warp.
     """
     room = max(64, min(24 << 10, shared_bytes // 7) // (value_itemsize * rows))
     unit = max(4, 8 // value_itemsize)  # keeps the arrays after the values aligned
@@ -260,21 +195,11 @@ def rowwise_workspace(
 
     Operands whose dtypes differ are copied as well: add `cast_bytes` for each.
 
-    Parameters
-    ----------
-    nrows_a, nrows_b, ncols : int
-        Rows of A and B, columns of C.
-    products : int
-    class_rows : list of int
-        Rows of each class, the empty rows first.
-    value_itemsize, index_itemsize : int
-        Bytes of a value and of a column index of C.
-
-    Returns
-    -------
-    int
-        Bytes, with the unused room of a C cut from larger buffers. If the sampled rows mislead, a product may take up
-        to the bytes of all products while it is made.
+    `nrows_a, nrows_b, ncols`: rows of A and B, columns of C.
+    `class_rows`: rows of each class, the empty rows first.
+    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
+    Returns bytes, with the unused room of a C cut from larger buffers. If the sampled rows mislead, a product may take
+    up to the bytes of all products while it is made.
 
     Examples
     --------

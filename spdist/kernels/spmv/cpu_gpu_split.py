@@ -49,10 +49,7 @@ WIDER = 1.25
 class HostTransfers:
     """Downloads of x and uploads of y for the host's rows, on a separate stream.
 
-    Attributes
-    ----------
-    lock : Lock
-        Held during a product: there is one staging buffer for each direction.
+    `lock`: held during a product: there is one staging buffer for each direction.
     """
 
     def __init__(self) -> None:
@@ -66,11 +63,7 @@ class HostTransfers:
     def download(self, used: Any, caller: Any) -> Any:
         """Start the download of elements of x; return the staging buffer that they go to.
 
-        Parameters
-        ----------
-        used : cupy.ndarray
-        caller : cupy.cuda.Stream
-            The download waits for earlier work on this stream.
+        `caller`: the download waits for earlier work on this stream.
         """
         staged = self._buffer("x", used.shape, used.dtype)
         self._ready.record(caller)
@@ -89,13 +82,8 @@ class HostTransfers:
     def upload(self, rows: Any, out: Any, caller: Any) -> None:
         """Start the upload of rows of y.
 
-        Parameters
-        ----------
-        rows : array
-            From `rows`.
-        out : cupy.ndarray
-        caller : cupy.cuda.Stream
-            Later work on this stream waits for the upload.
+        `rows`: from `rows`.
+        `caller`: later work on this stream waits for the upload.
         """
         if rows.size:
             up = self._runtime.memcpyHostToDevice
@@ -118,29 +106,16 @@ class HostTransfers:
 
 @dataclass(frozen=True, eq=False)
 class PreparedSplit:
-    """The first rows on the GPU, the others on the host; x and y are on the GPU.
+    """The first rows on the GPU, the others on the host; x and y are on the GPU."""
 
-    Attributes
-    ----------
-    device : PreparedMatrix or None
-        The rows before `cut`; None to time the host's rows alone.
-    host : PreparedMatrix
-        The other rows; their columns count only the elements of x that they use.
-    shape : (nrows, ncols)
-    cut : int
-        The first row on the host.
-    low, high : int
-        The host's rows use columns of ``[low, high)`` only.
-    columns : (n,) int32 or None
-        The columns that the host's rows use, on the GPU; None if they use all of ``[low, high)``.
-    """
-
-    device: PreparedMatrix | None
-    host: PreparedMatrix
-    shape: tuple[int, int]
-    cut: int
+    device: PreparedMatrix | None  # the rows before `cut`; None to time the host's rows alone
+    host: PreparedMatrix  # the other rows; their columns count only the elements of x that they use
+    shape: tuple[int, int]  # (nrows, ncols)
+    cut: int  # the first row on the host
+    # the host's rows use columns of ``[low, high)`` only
     low: int
     high: int
+    # (n,) int32 or None: the columns that the host's rows use, on the GPU; None if they use all of ``[low, high)``
     columns: Any = None
 
     @property
@@ -162,10 +137,7 @@ class PreparedSplit:
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``.
 
-        Raises
-        ------
-        InputError
-            If the stream is being captured.
+        Raises `InputError` if the stream is being captured.
         """
         import cupy
 
@@ -206,15 +178,8 @@ class PreparedSplit:
 class Cuts:
     """A matrix on the GPU, to be cut between two rows.
 
-    Parameters
-    ----------
-    a : CSR
-        On the GPU.
-
-    Raises
-    ------
-    MatrixError
-        If it has 2**31 rows or columns.
+    `a`: on the GPU.
+    Raises `MatrixError` if it has 2**31 rows or columns.
     """
 
     def __init__(self, a: CSR) -> None:
@@ -254,10 +219,7 @@ def _on_host(array: DeviceArray) -> Any:
 def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
     """Return the host's rows with columns that count only the elements of x that they use.
 
-    Returns
-    -------
-    CSR, int, int, (n,) int32 or None
-        The rows, the range ``[low, high)`` of columns that they use, and these columns; None if they use all of it.
+    Returns the rows, the range ``[low, high)`` of columns that they use, and these columns; None if they use all of it.
     """
     uses = np.zeros(a.ncols, bool)
     uses[a.indices] = True
@@ -272,19 +234,10 @@ def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
 def to_csr(before: CSR, after: CSR, product: PreparedSplit) -> CSR:
     """Join the rows of the GPU and the rows of the host to one matrix.
 
-    Parameters
-    ----------
-    before : CSR
-        The rows before ``product.cut``, canonical and in host memory.
-    after : CSR
-        The other rows, canonical and in host memory; columns numbered as ``product.host`` numbers them.
-    product : PreparedSplit
-        Gives the columns of the rows on the host, and the shape.
-
-    Returns
-    -------
-    CSR
-        In host memory, with columns of the whole matrix.
+    `before`: the rows before ``product.cut``, canonical and in host memory.
+    `after`: the other rows, canonical and in host memory; columns numbered as ``product.host`` numbers them.
+    `product`: gives the columns of the rows on the host, and the shape.
+    Returns in host memory, with columns of the whole matrix.
     """
     columns = product.low + np.arange(product.high - product.low) if product.columns is None else product.columns
     indices = _on_host(columns)[after.indices].astype(before.indices.dtype)
@@ -299,25 +252,14 @@ def to_csr(before: CSR, after: CSR, product: PreparedSplit) -> CSR:
 
 @dataclass(frozen=True)
 class Forms:
-    """Functions that prepare rows on either side, and that time the GPU alone.
+    """Functions that prepare rows on either side, and that time the GPU alone."""
 
-    Attributes
-    ----------
-    on_gpu, on_host : callable
-        Prepare rows that are in the memory of the GPU, or of the host.
-    alone : callable
-        Returns the seconds of a product of the whole matrix on the GPU.
-    dtype : dtype
-        Dtype of vectors.
-    threads : int
-        Threads of the host.
-    """
-
+    # prepare rows that are in the memory of the GPU, or of the host
     on_gpu: Callable[[CSR], PreparedMatrix]
     on_host: Callable[[CSR], PreparedMatrix]
-    alone: Callable[[], float]
-    dtype: np.dtype[Any]
-    threads: int
+    alone: Callable[[], float]  # returns the seconds of a product of the whole matrix on the GPU
+    dtype: np.dtype[Any]  # dtype of vectors
+    threads: int  # threads of the host
 
 
 def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
@@ -325,21 +267,9 @@ def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
 
     During the timings the GPU holds its rows of the split product as well as the whole matrix.
 
-    Parameters
-    ----------
-    a : CSR
-        On the GPU.
-    forms : Forms
-
-    Returns
-    -------
-    PreparedSplit or None, str
-        The split matrix, or None if the GPU alone is as fast; and the reason, for people.
-
-    Raises
-    ------
-    MatrixError
-        If the matrix has 2**31 rows or columns.
+    `a`: on the GPU.
+    Returns the split matrix, or None if the GPU alone is as fast; and the reason, for people.
+    Raises `MatrixError` if the matrix has 2**31 rows or columns.
     """
     cuts = Cuts(a)
     if a.nrows < 2 or not a.nnz:
@@ -367,14 +297,9 @@ def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
 def balance(alone: float, fixed: float, host_seconds: Callable[[float], float]) -> float:
     """Return the share of the matrix for which the host takes as long as the GPU takes for the rest.
 
-    Parameters
-    ----------
-    alone : float
-        Seconds of the GPU for the whole matrix; a part is assumed to take proportionally less.
-    fixed : float
-        Seconds of the host for a single row.
-    host_seconds : callable
-        Returns the seconds of the host for a share, including download and upload.
+    `alone`: seconds of the GPU for the whole matrix; a part is assumed to take proportionally less.
+    `fixed`: seconds of the host for a single row.
+    `host_seconds`: returns the seconds of the host for a share, including download and upload.
     """
     share = FIRST_SHARE
     for _ in range(ROUNDS):
@@ -388,10 +313,7 @@ def balance(alone: float, fixed: float, host_seconds: Callable[[float], float]) 
 def wins(ours: list[float], theirs: list[float]) -> bool:
     """Whether the upper quartile of `ours` is below the lower quartile of `theirs`.
 
-    Parameters
-    ----------
-    ours, theirs : list of float
-        Seconds, two values at least in each.
+    `ours, theirs`: seconds, two values at least in each.
 
     Examples
     --------

@@ -34,10 +34,7 @@ Width = Literal[1, 2, 4, 8, 16, 32]
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions to compile from each .cu file.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
     """
     vectors = VECTORS.get(value, (value,))
     return {FILE: tuple(_name(value, vector, index, pointer, width) for vector in vectors for width in WIDTHS)}
@@ -50,10 +47,7 @@ def _name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
 def row_width(nrows: int, nnz: int) -> int:
     """Return how many lanes share a row: one for about four entries, at most 32.
 
-    Parameters
-    ----------
-    nrows, nnz : int
-        Rows and entries of the matrix.
+    `nrows, nnz`: rows and entries of the matrix.
     """
     mean = nnz / max(nrows, 1)
     return max((width for width in WIDTHS if 2.5 * width <= mean), default=1)

@@ -46,43 +46,20 @@ SLACK = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Ehyb:
-    """A square matrix in EHYB, on the GPU.
+    """A square matrix in EHYB, on the GPU."""
 
-    Attributes
-    ----------
-    shape : (nrows, nrows)
-    nnz : int
-    order : (nrows,) int32 or None
-        Row at each position; None if x and y are in the order of the parts.
-    starts : (nparts + 1,) int32
-        First position of each part.
-    ends : (nparts,) int32
-        Position after the last row in slices of each part; the part's rows in `long` follow.
-    first_slices : (nparts + 1,) int32
-        First slice of each part.
-    slices : (nslices, len(EhybSlice)) int64
-        The words of each slice, as `EhybSlice` names them.
-    values : value dtype
-    places : uint16
-    columns : int32
-    most : int
-        Rows of the largest part.
-    long : Sell
-        Rows that are too long for a lane.
-    """
-
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (nrows, nrows)
     nnz: int
-    order: Any
-    starts: Any
-    ends: Any
-    first_slices: Any
-    slices: Any
+    order: Any  # (nrows,) int32 or None: row at each position; None if x and y are in the order of the parts
+    starts: Any  # (nparts + 1,) int32: first position of each part
+    ends: Any  # (nparts,) int32: position after the last row in slices of each part; the part's rows in `long` follow
+    first_slices: Any  # (nparts + 1,) int32: first slice of each part
+    slices: Any  # (nslices, len(EhybSlice)) int64: the words of each slice, as `EhybSlice` names them
     values: Any
     places: Any
     columns: Any
-    most: int
-    long: Sell
+    most: int  # rows of the largest part
+    long: Sell  # rows that are too long for a lane
 
     @property
     def dtype(self) -> Any:
@@ -105,15 +82,9 @@ class Ehyb:
 def part_count(nrows: int, itemsize: int, processors: int, shared: int) -> tuple[int, int]:
     """Return the number of parts and the rows of each, by the paper's equations 1 and 2.
 
-    Parameters
-    ----------
-    nrows : int
-    itemsize : int
-        Bytes of an element of x.
-    processors : int
-        Multiprocessors of the device.
-    shared : int
-        Bytes of shared memory that a part of x may take.
+    `itemsize`: bytes of an element of x.
+    `processors`: multiprocessors of the device.
+    `shared`: bytes of shared memory that a part of x may take.
 
     References
     ----------
@@ -138,18 +109,9 @@ def has_metis() -> bool:
 def partition(a: CSR, parts: int, side: int = 1) -> Any:
     """Return the part of each row, by METIS; groups of `side` rows stay together.
 
-    Parameters
-    ----------
-    a : CSR
-        Square, on the host or on the GPU.
-    parts : int
-    side : int
-        Unknowns of a node; `nrows` is a multiple of it.
-
-    Raises
-    ------
-    InputError
-        If pymetis is not installed.
+    `a`: square, on the host or on the GPU.
+    `side`: unknowns of a node; `nrows` is a multiple of it.
+    Raises `InputError` if pymetis is not installed.
     """
     try:
         import pymetis
@@ -176,19 +138,10 @@ def partition(a: CSR, parts: int, side: int = 1) -> Any:
 def build(a: CSR, *, part: DeviceArray | None = None, dtype: npt.DTypeLike | None = None) -> Ehyb:
     """Convert a square matrix to EHYB.
 
-    Parameters
-    ----------
-    a : CSR
-        On the GPU; any order of entries, duplicates count twice.
-    part : (nrows,) int, optional
-        Part of each row, numbered from 0; by default METIS chooses.
-    dtype : dtype, optional
-        Dtype of the stored values; by default the dtype of `a`.
-
-    Raises
-    ------
-    MatrixError
-        If the matrix is not square, or a part is larger than shared memory.
+    `a`: on the GPU; any order of entries, duplicates count twice.
+    `part`: (nrows,) int, optional: part of each row, numbered from 0; by default METIS chooses.
+    `dtype`: dtype of the stored values; by default the dtype of `a`.
+    Raises `MatrixError` if the matrix is not square, or a part is larger than shared memory.
     """
     import cupy
 
@@ -313,10 +266,7 @@ def _cut(starts: DeviceArray, ends: DeviceArray) -> tuple[Any, Any, Any]:
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions to compile from each .cu file.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
     """
     vectors = VECTORS.get(value, (value,))
     names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
@@ -374,11 +324,7 @@ def permuted(a: Ehyb) -> Ehyb:
 def permute(a: Ehyb, x: DeviceArray) -> Any:
     """Return the rows of x in the order of the parts of `a`.
 
-    Parameters
-    ----------
-    a : Ehyb
-    x : (nrows,) or (nrows, k)
-        On the GPU, in the order of the caller.
+    `x`: (nrows,) or (nrows, k): on the GPU, in the order of the caller.
     """
     return x[a.order]
 
@@ -386,11 +332,7 @@ def permute(a: Ehyb, x: DeviceArray) -> Any:
 def unpermute(a: Ehyb, x: DeviceArray) -> Any:
     """Return the rows of x in the order of the caller; undoes `permute`.
 
-    Parameters
-    ----------
-    a : Ehyb
-    x : (nrows,) or (nrows, k)
-        On the GPU, in the order of the parts of `a`.
+    `x`: (nrows,) or (nrows, k): on the GPU, in the order of the parts of `a`.
     """
     import cupy
 

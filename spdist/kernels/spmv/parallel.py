@@ -23,12 +23,8 @@ MOST_RANGES = 16
 def threads_for(entries: int, threads: int) -> int:
     """Return how many threads a product keeps busy.
 
-    Parameters
-    ----------
-    entries : int
-        Entries of the matrix, times the columns of x.
-    threads : int
-        Threads at most.
+    `entries`: entries of the matrix, times the columns of x.
+    `threads`: threads at most.
 
     Examples
     --------
@@ -45,19 +41,10 @@ def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int
     with other users one core may do twice the work of another. The caller takes part, and waits for ranges, not for
     threads: one that begins when no range is left keeps nobody.
 
-    Parameters
-    ----------
-    work : callable
-        Must be safe to call for several ranges at once.
-    ends : (n,) int
-        ``ends[i]`` is the weight of items 0 to i; ascending.
-    threads : int
-        Most threads, with the caller.
-
-    Raises
-    ------
-    Exception
-        The first that `work` raised, after all ranges have ended.
+    `work`: must be safe to call for several ranges at once.
+    `ends`: (n,) int: ``ends[i]`` is the weight of items 0 to i; ascending.
+    `threads`: most threads, with the caller.
+    Raises `Exception` The first that `work` raised, after all ranges have ended.
     """
     count = len(ends)
     if threads <= 1 or count < 2 * threads:
@@ -75,13 +62,7 @@ def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int
 
 
 class _Ranges:
-    """Ranges that several threads take, until none is left.
-
-    Parameters
-    ----------
-    work : callable
-    ranges : iterable of (start, stop)
-    """
+    """Ranges that several threads take, until none is left."""
 
     def __init__(self, work: Callable[[int, int], None], ranges: Iterable[tuple[int, int]]) -> None:
         self._work, self._left = work, deque(ranges)

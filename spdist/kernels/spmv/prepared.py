@@ -36,13 +36,9 @@ class PreparedMatrix(Protocol):
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``.
 
-        Parameters
-        ----------
-        x : (ncols,) or (ncols, k) array
-        out : array, optional
-            Array for the result.
-        threads : int
-            Threads of the host.
+        `x`: (ncols,) or (ncols, k) array.
+        `out`: array for the result.
+        `threads`: threads of the host.
         """
 
     def describe(self) -> str:
@@ -204,12 +200,8 @@ HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb, "BSR": 
 def by_levels(a: CSR, **options: Any) -> PreparedSell:
     """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`.
 
-    Parameters
-    ----------
-    a : CSR
-        Square.
-    **options
-        Keyword arguments of `sell.build`.
+    `a`: square.
+    `**options`: keyword arguments of `sell.build`.
     """
     order = reorder.levels(a)
     made = sell.build(reorder.apply(a, order, order), **options)
@@ -219,11 +211,7 @@ def by_levels(a: CSR, **options: Any) -> PreparedSell:
 def by_popularity(a: CSR, **options: Any) -> PreparedSell:
     """Return a matrix in SELL, columns in the order of `reorder.popular`.
 
-    Parameters
-    ----------
-    a : CSR
-    **options
-        Keyword arguments of `sell.build`.
+    `**options`: keyword arguments of `sell.build`.
     """
     order = reorder.popular(a)
     return PreparedSell(sell.build(reorder.apply(a, None, order), **options), order)
@@ -239,17 +227,9 @@ def _with_rows(m: Sell, order: DeviceArray) -> Sell:
 def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a prepared matrix into its arrays and its other attributes, by dotted names.
 
-    Parameters
-    ----------
-    value : object
-        A prepared matrix, or a dataclass inside of one.
-    prefix : str
-        Put before each name.
-
-    Returns
-    -------
-    arrays, facts : dict, dict
-        By name: the arrays, and the other attributes, which JSON can hold.
+    `value`: A prepared matrix, or a dataclass inside of one.
+    `prefix`: put before each name.
+    Returns `arrays, facts`: by name: the arrays, and the other attributes, which JSON can hold.
     """
     arrays: dict[str, Any] = {}
     facts: dict[str, Any] = {}
@@ -269,19 +249,10 @@ def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, A
 def from_arrays(kind: type[Any], arrays: dict[str, Any], facts: dict[str, Any], prefix: str = "") -> Any:
     """Put a prepared matrix together from the results of `to_arrays`.
 
-    Parameters
-    ----------
-    kind : type
-        The class to make.
-    arrays, facts : dict
-        As `to_arrays` returns them.
-    prefix : str
-        Stands before each name.
-
-    Raises
-    ------
-    MatrixError
-        If something is missing.
+    `kind`: the class to make.
+    `arrays, facts`: as `to_arrays` returns them.
+    `prefix`: stands before each name.
+    Raises `MatrixError` if something is missing.
     """
     parts: dict[str, Any] = {}
     for field in fields(kind):

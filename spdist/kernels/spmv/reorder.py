@@ -31,10 +31,7 @@ NULL = np.intp(0)
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions to compile from each .cu file.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
     """
     return {FILE: (*_level_names(index, pointer), f"reorder_rows<{value}, {index}, {pointer}>")}
 
@@ -50,15 +47,8 @@ def _types(a: CSR) -> tuple[str, str]:
 def levels(a: CSR) -> Any:
     """Return the rows of a square matrix level by level.
 
-    Parameters
-    ----------
-    a : CSR
-        Square; its pattern should be symmetric. On the host, SciPy's reverse Cuthill-McKee gives the order.
-
-    Returns
-    -------
-    (nrows,) int32
-        Row at each place.
+    `a`: square; its pattern should be symmetric. On the host, SciPy's reverse Cuthill-McKee gives the order.
+    Returns (nrows,) int32: row at each place.
     """
     if not is_on_gpu(a.data):
         from scipy.sparse.csgraph import reverse_cuthill_mckee

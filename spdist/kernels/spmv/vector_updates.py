@@ -35,10 +35,8 @@ class Updates(Protocol):
     def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:
         """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None.
 
-        Parameters
-        ----------
-        x, y : (n,) array
-        out : (1,) float64
+        `x, y`: (n,) array.
+        `out`: (1,) float64.
         """
 
     def advance(
@@ -50,22 +48,16 @@ class Updates(Protocol):
         The step is 0 once r is 0. Of `sums`, BEFORE is set to RZ, then RZ and RR to their new values. With a `scale`, q
         is overwritten by ``z = scale r``; without one, z is r.
 
-        Parameters
-        ----------
-        x, r, p, q : (n,) array
-            Solution, residual, direction, and ``q = A p``.
-        scale : (n,) array, optional
-            The preconditioner.
-        sums : (4,) float64
+        `x, r, p, q`: (n,) array: solution, residual, direction, and ``q = A p``.
+        `scale`: (n,) array, optional: the preconditioner.
+        `sums`: (4,) float64.
         """
 
     def set_direction(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
         """Set p to the next direction, ``z + (RZ / BEFORE) p``.
 
-        Parameters
-        ----------
-        p, z : (n,) array
-        sums : (4,) float64
+        `p, z`: (n,) array.
+        `sums`: (4,) float64.
         """
 
     def set_ranks(
@@ -73,26 +65,18 @@ class Updates(Protocol):
     ) -> None:
         """Set ranks to ``damping moved`` plus equal shares of the remaining rank; set CHANGED.
 
-        Parameters
-        ----------
-        ranks : (n,) array
-        moved : (n,) array
-            Ranks that moved along links; overwritten.
-        damping, nodes : float
-            Chance to follow a link, and nodes of all parts.
-        sums : (2,) float64
+        `ranks`: (n,) array.
+        `moved`: (n,) array: ranks that moved along links; overwritten.
+        `damping, nodes`: chance to follow a link, and nodes of all parts.
+        `sums`: (2,) float64.
         """
 
 
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions to compile from each .cu file.
 
-    Parameters
-    ----------
-    value : str
-        C type of the vectors' elements: ``"double"``.
-    index, pointer : str
-        Not used: vectors have no indices.
+    `value`: C type of the vectors' elements: ``"double"``.
+    `index, pointer`: not used: vectors have no indices.
     """
     kernels = (
         ("dot", "advance", "direction") if value.startswith("Complex") else ("dot", "advance", "direction", "ranks")

@@ -40,27 +40,15 @@ def free_memory() -> int:
 class Gpu:
     """The current GPU within a memory limit; see `protocols.Device`.
 
-    Parameters
-    ----------
-    memory_limit : int, optional
-        Bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of the free bytes.
-    deterministic : bool
-        Whether products are added in the order of A's entries.
-    staging_bytes : int
-        Bytes of page-locked host memory for blocks that are being uploaded.
-    pack : bool
-        Whether C's columns may be packed for the download, if `packing` expects that to be faster.
-    malloc : callable, optional
-        Takes bytes, returns device memory, as a memory pool of CuPy does; by default memory that is returned to the
-        system when freed.
-    tuning : GpuTuning
-
-    Attributes
-    ----------
-    peak : int
-        The most bytes of device memory that were held.
-    context : GpuContext
-        State that the slots share.
+    `memory_limit`: bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of the
+    free bytes.
+    `deterministic`: whether products are added in the order of A's entries.
+    `staging_bytes`: bytes of page-locked host memory for blocks that are being uploaded.
+    `pack`: whether C's columns may be packed for the download, if `packing` expects that to be faster.
+    `malloc`: takes bytes, returns device memory, as a memory pool of CuPy does; by default memory that is returned to
+    the system when freed.
+    `peak`: the most bytes of device memory that were held.
+    `context`: state that the slots share.
     """
 
     def __init__(
@@ -95,18 +83,8 @@ class Gpu:
     ) -> int:
         """Begin a multiplication; return the bytes that it reserves besides B and slots.
 
-        Parameters
-        ----------
-        spec : ProductSpec
-            Options that are applied to each block.
-        reduction : Reduction, optional
-        shape, dtype
-            Of C.
-
-        Raises
-        ------
-        MatrixError
-            If the GPU has no kernels for such values.
+        `spec`: options that are applied to each block.
+        Raises `MatrixError` if the GPU has no kernels for such values.
         """
         number = number_dtype(dtype)
         value_type(number)
@@ -150,11 +128,7 @@ class Gpu:
 
         A B of the same arrays is not uploaded again: the caller must not change them between multiplications.
 
-        Parameters
-        ----------
-        b : CSR, optional
-            On the host.
-        dtypes : DeviceDtypes
+        `b`: on the host.
         """
         is_resident = self.context.keep(b, dtypes)
         self._note_peak()
@@ -165,13 +139,8 @@ class Gpu:
     def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
         """Return slots for blocks; slots returned earlier lose their memory first.
 
-        Parameters
-        ----------
-        count : int
-        size : int
-            Bytes of each slot. They are smaller if another program has taken the GPU's memory.
-        kept : int
-            Bytes that stay free for B.
+        `size`: bytes of each slot. They are smaller if another program has taken the GPU's memory.
+        `kept`: bytes that stay free for B.
         """
         size = size // ALLOCATION * ALLOCATION
         resident = self.context.resident
@@ -214,10 +183,7 @@ class Gpu:
     def copy_rates(self) -> dict[str, float]:
         """Measure the bus.
 
-        Returns
-        -------
-        dict
-            Bytes/s of "gpu upload" and "gpu download"; empty if the GPU has no memory for the copies.
+        Returns bytes/s of "gpu upload" and "gpu download"; empty if the GPU has no memory for the copies.
         """
         size = min(self._tuning.probe_bytes, self.memory_limit // 2)
         try:

@@ -33,33 +33,17 @@ Malloc = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class GpuTuning:
-    """Sizes for uploads, slots and the packing of C.
+    """Sizes for uploads, slots and the packing of C."""
 
-    Attributes
-    ----------
-    piece_bytes : int
-        Bytes that a thread copies to page-locked memory at a time before an upload; more or fewer take longer.
-    least_packed : int
-        Least entries of C that are packed: for fewer, the launches and the wait take as long as packing saves.
-    plain_blocks : int
-        After packing did not pay, send this many blocks unpacked before trying again.
-    packing : PackingCosts
-        When packing pays.
-    least_slot : int
-        Least bytes of a slot: if the GPU has less room, the multiplication fails.
-    probe_bytes : int
-        Bytes that are copied to measure the bus.
-    probes : int
-        Copies each way.
-    """
-
+    # bytes that a thread copies to page-locked memory at a time before an upload; more or fewer take longer
     piece_bytes: int = 4 << 20
+    # least entries of C that are packed: for fewer, the launches and the wait take as long as packing saves
     least_packed: int = 12 << 20
-    plain_blocks: int = 16
-    least_slot: int = 4 << 20
-    probe_bytes: int = 32 << 20
-    probes: int = 3
-    packing: PackingCosts = PACKING_COSTS
+    plain_blocks: int = 16  # after packing did not pay, send this many blocks unpacked before trying again
+    least_slot: int = 4 << 20  # least bytes of a slot: if the GPU has less room, the multiplication fails
+    probe_bytes: int = 32 << 20  # bytes that are copied to measure the bus
+    probes: int = 3  # copies each way
+    packing: PackingCosts = PACKING_COSTS  # when packing pays
 
 
 GPU_TUNING = GpuTuning()
@@ -68,10 +52,7 @@ GPU_TUNING = GpuTuning()
 def system_malloc(size: int) -> Any:
     """Allocate device memory without a pool, so that it returns to the system when it is freed.
 
-    Raises
-    ------
-    cupy.cuda.memory.OutOfMemoryError
-        If the GPU has fewer than `size` bytes free.
+    Raises `cupy.cuda.memory.OutOfMemoryError` if the GPU has fewer than `size` bytes free.
     """
     import cupy
 
@@ -87,11 +68,7 @@ def system_malloc(size: int) -> Any:
 class Arena:
     """Device memory that is handed out from its start on, and freed all at once.
 
-    Parameters
-    ----------
-    memory : cupy.cuda.MemoryPointer
-    size : int
-        Bytes.
+    `size`: bytes.
     """
 
     def __init__(self, memory: Any, size: int) -> None:
@@ -109,10 +86,7 @@ class Arena:
     def malloc(self, size: int) -> Any:
         """Return memory; CuPy calls this while the arena is its allocator.
 
-        Raises
-        ------
-        ArenaFullError
-            If fewer than `size` bytes are left.
+        Raises `ArenaFullError` if fewer than `size` bytes are left.
         """
         begin, self.used = self.used, self.used + round_up(size, ALLOCATION)
         if self.used > self.size:
@@ -127,18 +101,9 @@ class Arena:
 def matrix_at(memory: Any, layout: MatrixLayout, dtypes: DeviceDtypes) -> CSR:
     """Return a matrix in device memory, without a copy.
 
-    Parameters
-    ----------
-    memory : cupy.cuda.MemoryPointer
-        Start of the block's memory.
-    layout : MatrixLayout
-        Bytes at which the arrays begin, counted from `memory`.
-    dtypes : DeviceDtypes
-
-    Returns
-    -------
-    CSR
-        Arrays of CuPy. Values that are dense blocks have shape (nnz, r, s).
+    `memory`: start of the block's memory.
+    `layout`: bytes at which the arrays begin, counted from `memory`.
+    Returns arrays of CuPy. Values that are dense blocks have shape (nnz, r, s).
     """
     import cupy
 
@@ -162,15 +127,8 @@ class Upload(NamedTuple):
 class Uploader:
     """Copies arrays of the host to the GPU, whether they are page-locked or not.
 
-    Parameters
-    ----------
-    tuning : GpuTuning
-        With `piece_bytes`.
-
-    Attributes
-    ----------
-    stream : cupy.cuda.Stream
-        For all copies to the GPU.
+    `tuning`: with `piece_bytes`.
+    `stream`: for all copies to the GPU.
     """
 
     def __init__(self, tuning: GpuTuning) -> None:
@@ -184,11 +142,7 @@ class Uploader:
     def copy(self, address: int, array: npt.NDArray[Any]) -> None:
         """Start the copy of a page-locked array.
 
-        Parameters
-        ----------
-        target : int
-            Device address.
-        array : array
+        `target`: device address.
         """
         if array.nbytes:
             to_device = self._runtime.memcpyHostToDevice
@@ -250,21 +204,10 @@ class Uploader:
 class ResidentB:
     """B on the GPU, for all blocks of a multiplication, and for later multiplications with the same B.
 
-    Parameters
-    ----------
-    uploader : Uploader
-    malloc : callable
-
-    Attributes
-    ----------
-    matrix : CSR or None
-        B, if it is resident.
-    nbytes : int
-        Device memory that is held, with B or for the next B of the same size.
-    ones : array or None
-        A one for each entry of a B of dense blocks.
-    is_sound : bool
-        Whether a kernel has checked B.
+    `matrix`: B, if it is resident.
+    `nbytes`: device memory that is held, with B or for the next B of the same size.
+    `ones`: A one for each entry of a B of dense blocks.
+    `is_sound`: whether a kernel has checked B.
     """
 
     def __init__(self, uploader: Uploader, malloc: Malloc) -> None:

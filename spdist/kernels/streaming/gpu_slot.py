@@ -36,13 +36,7 @@ def unpacking_threads() -> int:
 
 
 class PackingPolicy:
-    """Decides for which blocks the columns of C are packed.
-
-    Parameters
-    ----------
-    enabled : bool
-    tuning : GpuTuning
-    """
+    """Decides for which blocks the columns of C are packed."""
 
     def __init__(self, enabled: bool, tuning: GpuTuning) -> None:
         self._tuning = tuning
@@ -51,12 +45,8 @@ class PackingPolicy:
     def room_for(self, c: CSR, free: int) -> int:
         """Return the bytes to pack C's columns into; 0 if they are not to be packed.
 
-        Parameters
-        ----------
-        c : CSR
-            On the GPU.
-        free : int
-            Bytes that are left in the slot.
+        `c`: on the GPU.
+        `free`: bytes that are left in the slot.
         """
         size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
         # Columns of dense blocks are a small part of C.
@@ -81,24 +71,10 @@ class GpuContext:
     One stream copies to the GPU and another to the host. On a stream that copied both ways, an upload would wait for
     all earlier downloads.
 
-    Parameters
-    ----------
-    deterministic : bool
-        Whether products are added in the order of A's entries.
-    pack : bool
-        Whether C's columns may be packed for the download.
-    tuning : GpuTuning
-    malloc : callable
-        Takes bytes, returns device memory.
-
-    Attributes
-    ----------
-    uploader : Uploader
-    download_stream : cupy.cuda.Stream
-    resident : ResidentB
-    work : rowwise_gpu.epilogue.BlockEpilogue
-        Options that are applied to each block.
-    dtypes : DeviceDtypes or None
+    `deterministic`: whether products are added in the order of A's entries.
+    `pack`: whether C's columns may be packed for the download.
+    `malloc`: takes bytes, returns device memory.
+    `work`: options that are applied to each block.
     """
 
     def __init__(self, deterministic: bool, pack: bool, tuning: GpuTuning, malloc: Malloc) -> None:
@@ -119,11 +95,7 @@ class GpuContext:
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
         """Set the dtypes and the resident B of later blocks; return whether B is resident.
 
-        Parameters
-        ----------
-        b : CSR, optional
-            On the host; None drops the resident B.
-        dtypes : DeviceDtypes
+        `b`: on the host; None drops the resident B.
         """
         self.dtypes = dtypes
         return self.resident.keep(b, dtypes)
@@ -131,11 +103,7 @@ class GpuContext:
     def download(self, target: ValueArray, address: int, nbytes: int) -> None:
         """Start the copy from a device address to an array.
 
-        Parameters
-        ----------
-        target : array
-            Page-locked.
-        address, nbytes : int
+        `target`: page-locked.
         """
         if nbytes:
             to_host = self._runtime.memcpyDeviceToHost
@@ -160,13 +128,8 @@ class StepTimer:
     def begin(self, name: str, stream: Any, after: str | None = None) -> float:
         """Begin a step; return the time, in seconds since 1970.
 
-        Parameters
-        ----------
-        name : str
-            One of `STEPS`.
-        stream : cupy.cuda.Stream
-        after : str, optional
-            Step of the slot for which the stream waits first.
+        `name`: one of `STEPS`.
+        `after`: step of the slot for which the stream waits first.
         """
         self._is_idle = False
         if after is not None:
@@ -177,15 +140,9 @@ class StepTimer:
     def end(self, name: str, stream: Any, nbytes: int, begin: float) -> None:
         """End a step.
 
-        Parameters
-        ----------
-        name : str
-        stream : cupy.cuda.Stream
-            As for `begin`.
-        nbytes : int
-            Bytes that the step reads or writes.
-        begin : float
-            From `begin`.
+        `stream`: as for `begin`.
+        `nbytes`: bytes that the step reads or writes.
+        `begin`: from `begin`.
         """
         self._ended[name].record(stream)
         self._steps.append((name, nbytes, begin))
@@ -208,12 +165,7 @@ class StepTimer:
 class GpuSlot:
     """Room for a block on the GPU; see `protocols.Slot`.
 
-    Parameters
-    ----------
-    context : GpuContext
-    memory : cupy.cuda.MemoryPointer
-    size : int
-        Bytes.
+    `size`: bytes.
     """
 
     def __init__(self, context: GpuContext, memory: Any, size: int) -> None:

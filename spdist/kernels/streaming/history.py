@@ -10,14 +10,9 @@ class BlockHistory:
 
     One history serves all calls for rows of the same C, so that only the first call multiplies a sample.
 
-    Attributes
-    ----------
-    held_ratio : float
-        Entries of C that the device had to hold, per product. 1.0 if unknown: no compression.
-    kept_ratio : float
-        Entries of C that were kept, per product; with a triangle, estimated for whole rows.
-    b_ratio : float
-        Entries of B that were uploaded, per product; 0.0 if unknown.
+    `held_ratio`: entries of C that the device had to hold, per product. 1.0 if unknown: no compression.
+    `kept_ratio`: entries of C that were kept, per product; with a triangle, estimated for whole rows.
+    `b_ratio`: entries of B that were uploaded, per product; 0.0 if unknown.
     """
 
     def __init__(self) -> None:
@@ -34,13 +29,8 @@ class BlockHistory:
     def record(self, block: StagedBlock, held: int, kept: float) -> None:
         """Record a block that was multiplied; a block without products is ignored.
 
-        Parameters
-        ----------
-        block : StagedBlock
-        held : int
-            Entries of C that the device had to hold.
-        kept : float
-            Entries of C that were kept.
+        `held`: entries of C that the device had to hold.
+        `kept`: entries of C that were kept.
         """
         if not block.products:
             return

@@ -24,19 +24,8 @@ HostWork = list[Callable[[], None]]
 class DeviceMemory:
     """The device's memory during one multiplication: slots for blocks, and B if it is resident.
 
-    Parameters
-    ----------
-    device : Device
-    work : Multiplication
-    memory_limit : int
-        Bytes for slots and B.
-
-    Attributes
-    ----------
-    b_resident : bool
-        Whether B is resident, or is to be.
-    slots : sequence of Slot
-    device : Device
+    `memory_limit`: bytes for slots and B.
+    `b_resident`: whether B is resident, or is to be.
     """
 
     def __init__(self, device: Device, work: Multiplication, memory_limit: int) -> None:
@@ -49,12 +38,8 @@ class DeviceMemory:
     def take_slots(self, count: int, *, beside_b: bool) -> None:
         """Allocate slots.
 
-        Parameters
-        ----------
-        count : int
-            One slot gets all the memory.
-        beside_b : bool
-            Whether to leave memory for B.
+        `count`: one slot gets all the memory.
+        `beside_b`: whether to leave memory for B.
         """
         shares = device_shares(self._b_bytes if beside_b else 0, self.memory_limit, count)
         self.slots = self.device.slots(count, shares.slot, shares.kept)
@@ -97,38 +82,19 @@ class DeviceMemory:
 
 @dataclass
 class InFlightBlock:
-    """A block on the device.
-
-    Attributes
-    ----------
-    slot : Slot
-    staged : StagedBlock
-        Arrays and layout that were uploaded.
-    """
+    """A block on the device."""
 
     slot: Slot
-    staged: StagedBlock
+    staged: StagedBlock  # arrays and layout that were uploaded
     _target: DownloadTarget | None = None
     _receive: Callable[[InFlightBlock], HostWork] | None = field(default=None, repr=False)
 
     def multiply(self, work: Multiplication, while_busy: Callable[[], None] | None = None) -> int:
         """Multiply the block and record its entries in the history.
 
-        Parameters
-        ----------
-        work : Multiplication
-        while_busy : callable, optional
-            Called once while the device is busy, if it is.
-
-        Returns
-        -------
-        int
-            Entries of C that are kept.
-
-        Raises
-        ------
-        ArenaFullError
-            If the slot has no room for C.
+        `while_busy`: called once while the device is busy, if it is.
+        Returns entries of C that are kept.
+        Raises `ArenaFullError` if the slot has no room for C.
         """
         staged, history = self.staged, work.rows.history
         predictable = work.spec.mask is None and not work.dtypes.blocked
@@ -144,12 +110,8 @@ class InFlightBlock:
     def set_target(self, target: DownloadTarget | None, receive: Callable[[InFlightBlock], HostWork]) -> None:
         """Set where C is downloaded to, and the function that `complete` calls to get the host's remaining work.
 
-        Parameters
-        ----------
-        target : DownloadTarget, optional
-            None if C is not downloaded.
-        receive : callable
-            Must not refer to the block: a reference cycle would keep page-locked memory.
+        `target`: none if C is not downloaded.
+        `receive`: must not refer to the block: a reference cycle would keep page-locked memory.
         """
         self._target, self._receive = target, receive
 
@@ -170,12 +132,8 @@ class InFlightBlock:
 class DownloadQueue:
     """Blocks that are being downloaded, in order.
 
-    Parameters
-    ----------
-    report : callable
-        Called with each stage of each block.
-    in_caller : bool
-        Do the host's work in the calling thread, without waking another.
+    `report`: called with each stage of each block.
+    `in_caller`: do the host's work in the calling thread, without waking another.
     """
 
     def __init__(self, report: Report, *, in_caller: bool = False) -> None:
@@ -238,14 +196,8 @@ class DownloadQueue:
 class UploadQueue:
     """Blocks that are being uploaded, in order.
 
-    Parameters
-    ----------
-    memory : DeviceMemory
-    stager : BlockStager
-    downloads : DownloadQueue
-        A slot's block must be downloaded before the next block is uploaded to the slot.
-    most : int
-        Blocks that are uploaded before they are multiplied, if there are slots for them.
+    `downloads`: A slot's block must be downloaded before the next block is uploaded to the slot.
+    `most`: blocks that are uploaded before they are multiplied, if there are slots for them.
     """
 
     def __init__(self, memory: DeviceMemory, stager: BlockStager, downloads: DownloadQueue, most: int) -> None:

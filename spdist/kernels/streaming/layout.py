@@ -15,18 +15,10 @@ from spdist.matrices.dtypes import INT32_MAX, block_dtype, blocksize, index_dtyp
 
 
 class SubmatrixOffset(NamedTuple):
-    """Position of A inside B, if A is a view of B.
+    """Position of A inside B, if A is a view of B."""
 
-    Attributes
-    ----------
-    row : int
-        Row of B that is A's row 0.
-    column : int
-        Offset to subtract from B's column indices to get A's.
-    """
-
-    row: int = 0
-    column: int = 0
+    row: int = 0  # row of B that is A's row 0
+    column: int = 0  # offset to subtract from B's column indices to get A's
 
 
 @dataclass(frozen=True)
@@ -35,22 +27,12 @@ class DeviceDtypes:
 
     The three dtypes of values are equal unless values are dense blocks (`csr.block_dtype`): then A, B and C have blocks
     of their own shapes.
-
-    Attributes
-    ----------
-    value : dtype
-        Values of C.
-    index : dtype
-        Columns of A, B and C.
-    pointer : dtype
-        Offsets of rows.
-    a, b : dtype
-        Values of A and of B.
     """
 
-    value: np.dtype[Any]
-    index: np.dtype[Any]
-    pointer: np.dtype[Any]
+    value: np.dtype[Any]  # values of C
+    index: np.dtype[Any]  # columns of A, B and C
+    pointer: np.dtype[Any]  # offsets of rows
+    # values of A and of B
     a: np.dtype[Any]
     b: np.dtype[Any]
 
@@ -78,16 +60,8 @@ class DeviceDtypes:
 def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceDtypes:
     """Choose the dtypes that the arrays of ``a @ b`` have on the device.
 
-    Parameters
-    ----------
-    a, b : CSR
-    value : dtype, optional
-        Values of C; by default the result dtype of plus and times.
-
-    Returns
-    -------
-    DeviceDtypes
-        With 32-bit columns and offsets unless a size passes 31 bits.
+    `value`: values of C; by default the result dtype of plus and times.
+    Returns with 32-bit columns and offsets unless a size passes 31 bits.
 
     Examples
     --------
@@ -109,27 +83,17 @@ def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceD
 
 
 class MatrixLayout(NamedTuple):
-    """Places of the arrays of a CSR matrix in a block's memory.
-
-    Attributes
-    ----------
-    nrows, ncols, nnz : int
-    value : dtype
-        Values of the matrix.
-    data, indices, indptr : int
-        Byte at which each array begins.
-    end : int
-        Byte after the last array.
-    """
+    """Places of the arrays of a CSR matrix in a block's memory."""
 
     nrows: int
     ncols: int
     nnz: int
-    value: np.dtype[Any]
+    value: np.dtype[Any]  # values of the matrix
+    # byte at which each array begins
     data: int
     indices: int
     indptr: int
-    end: int
+    end: int  # byte after the last array
 
 
 def lay_out(
@@ -137,21 +101,11 @@ def lay_out(
 ) -> MatrixLayout:
     """Lay out the arrays of a matrix one after the other.
 
-    Parameters
-    ----------
-    shape : (nrows, ncols)
-    nnz : int
-    value : dtype
-        Values of the matrix.
-    dtypes : DeviceDtypes
-        Indices and offsets.
-    begin : int
-        Byte at which the first array begins.
-
-    Returns
-    -------
-    MatrixLayout
-        Values, columns, offsets in this order, each array aligned as the kernels need.
+    `shape`: (nrows, ncols).
+    `value`: values of the matrix.
+    `dtypes`: indices and offsets.
+    `begin`: byte at which the first array begins.
+    Returns values, columns, offsets in this order, each array aligned as the kernels need.
 
     Examples
     --------
@@ -168,16 +122,7 @@ def lay_out(
 def lay_out_resident(b: CSR, dtypes: DeviceDtypes) -> tuple[MatrixLayout, int]:
     """Lay out a resident B.
 
-    Parameters
-    ----------
-    b : CSR
-    dtypes : DeviceDtypes
-
-    Returns
-    -------
-    layout : MatrixLayout
-    nbytes : int
-        Bytes of all arrays. If values are blocks, the last array counts the pairs of blocks.
+    Returns `nbytes`: bytes of all arrays. If values are blocks, the last array counts the pairs of blocks.
     """
     layout = lay_out(b.shape, b.nnz, dtypes.b, dtypes)
     return layout, layout.end + (aligned(PAIR_BYTES * b.nnz) if dtypes.blocked else 0)
@@ -192,40 +137,19 @@ class HostCopy(NamedTuple):
 
 @dataclass
 class StagedBlock:
-    """A block of rows, ready to be uploaded.
+    """A block of rows, ready to be uploaded."""
 
-    Attributes
-    ----------
-    start, stop : int
-        Rows of A.
-    products : int
-        Number of products that they expand to.
-    copies : list of HostCopy
-        Page-locked arrays. Empty if the whole block is on the device.
-    a : MatrixLayout
-        Places of A in the block's device memory.
-    b : MatrixLayout or None
-        Places of B; None if B is resident.
-    begin : float
-        Start of the preparation, in seconds since 1970.
-    seconds : float
-        Seconds of the preparation.
-    column_offset : int
-        Offset that the device subtracts from A's column indices when A is a view of B; else 0.
-    row_in_b : int or None
-        Row of the resident B that is the block's first row of A; None if A is uploaded.
-    """
-
+    # rows of A
     start: int
     stop: int
-    products: int
-    copies: list[HostCopy]
-    a: MatrixLayout
-    b: MatrixLayout | None
-    begin: float
-    seconds: float = 0.0
-    column_offset: int = 0
-    row_in_b: int | None = None
+    products: int  # number of products that they expand to
+    copies: list[HostCopy]  # page-locked arrays. Empty if the whole block is on the device.
+    a: MatrixLayout  # places of A in the block's device memory
+    b: MatrixLayout | None  # places of B; None if B is resident
+    begin: float  # start of the preparation, in seconds since 1970
+    seconds: float = 0.0  # seconds of the preparation
+    column_offset: int = 0  # offset that the device subtracts from A's column indices when A is a view of B; else 0
+    row_in_b: int | None = None  # row of the resident B that is the block's first row of A; None if A is uploaded
 
     @property
     def rows(self) -> int:
@@ -245,14 +169,7 @@ class StagedBlock:
 def share_entries(a: CSR, b: CSR) -> bool:
     """Return whether two matrices have their columns and values in the same arrays.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Offsets may differ: A may be rows of B.
-
-    Returns
-    -------
-    bool
+    `a, b`: offsets may differ: A may be rows of B.
 
     Examples
     --------

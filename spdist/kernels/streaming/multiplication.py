@@ -20,51 +20,27 @@ from spdist.matrices.dtypes import Int64Array
 
 @dataclass(frozen=True)
 class RowSlice:
-    """Which rows of A one call multiplies, and how A belongs to a larger multiplication.
+    """Which rows of A one call multiplies, and how A belongs to a larger multiplication."""
 
-    Attributes
-    ----------
-    start : int
-        First row of A to multiply.
-    capacity : int or None
-        Entries of C to return at most, in whole rows; None for no bound.
-    first_row : int
-        Number of A's row 0 in the whole C: messages and reductions count from it.
-    offset : SubmatrixOffset or None
-        Where all of A lies in B, if it does: the device then takes A from B.
-    history : BlockHistory
-        Ratios that earlier calls for rows of the same C measured; this call adds its own.
-    """
-
-    start: int = 0
-    capacity: int | None = None
-    first_row: int = 0
-    offset: SubmatrixOffset | None = None
+    start: int = 0  # first row of A to multiply
+    capacity: int | None = None  # entries of C to return at most, in whole rows; None for no bound
+    first_row: int = 0  # number of A's row 0 in the whole C: messages and reductions count from it
+    offset: SubmatrixOffset | None = None  # where all of A lies in B, if it does: the device then takes A from B
+    # ratios that earlier calls for rows of the same C measured; this call adds its own
     history: BlockHistory = field(default_factory=BlockHistory)
 
 
 @dataclass(frozen=True)
 class Multiplication:
-    """One call's work: ``a @ b`` for a slice of A's rows, with the options for C.
+    """One call's work: ``a @ b`` for a slice of A's rows, with the options for C."""
 
-    Attributes
-    ----------
-    a, b : CSR
-        On the host. Values that the semiring does not read are zeros.
-    dtypes : DeviceDtypes
-    spec : ProductSpec
-    reduction : Reduction or None
-        Reduction of C to return; None to return C.
-    rows : RowSlice
-        With `offset` set if the device may take A from B.
-    """
-
+    # on the host. Values that the semiring does not read are zeros.
     a: CSR
     b: CSR
     dtypes: DeviceDtypes
     spec: ProductSpec
-    reduction: Reduction | None
-    rows: RowSlice
+    reduction: Reduction | None  # reduction of C to return; None to return C
+    rows: RowSlice  # with `offset` set if the device may take A from B
 
     @property
     def nrows(self) -> int:
@@ -110,10 +86,7 @@ class Multiplication:
     def sampled_rows(self, count: int, entries: int) -> Int64Array:
         """Return evenly spaced rows to multiply: at most `count`, with about `entries` entries at most.
 
-        Raises
-        ------
-        MatrixError
-            If offsets of A are out of range.
+        Raises `MatrixError` if offsets of A are out of range.
         """
         a, start = self.a, self.rows.start
         rows = np.unique(np.linspace(start, a.nrows - 1, min(count, self.nrows)).astype(np.int64))
@@ -136,27 +109,12 @@ def plan_multiplication(
 ) -> Multiplication:
     """Check the arguments of a multiplication and determine whether A is a view of B.
 
-    Parameters
-    ----------
-    a, b : CSR
-        On the host.
-    spec : ProductSpec
-    reduction : Reduction, optional
-        Reduction of C to return; None to return C.
-    rows : RowSlice
-        Rows of A to multiply.
-
-    Returns
-    -------
-    Multiplication
-        Its `rows.offset` is None unless the device may take A from B.
-
-    Raises
-    ------
-    InputError
-        If `rows` are out of range, or the GPU has no kernels for the options.
-    MatrixError
-        If shapes or dtypes do not fit.
+    `a, b`: on the host.
+    `reduction`: reduction of C to return; None to return C.
+    `rows`: rows of A to multiply.
+    Returns its `rows.offset` is None unless the device may take A from B.
+    Raises `InputError` if `rows` are out of range, or the GPU has no kernels for the options.
+    Raises `MatrixError` if shapes or dtypes do not fit.
     """
     if not 0 <= rows.start <= a.nrows or (rows.capacity or 0) < 0:
         raise InputError(
@@ -196,16 +154,8 @@ def _are_equal(a: Int64Array, b: Int64Array) -> bool:
 def gather_rows(m: CSR, rows: Int64Array) -> CSR:
     """Gather some rows of a matrix into a new one.
 
-    Parameters
-    ----------
-    m : CSR
-    rows : (n,) int64
-        Any order; a row may occur more than once.
-
-    Returns
-    -------
-    CSR
-        (n, ncols), with copies of the entries.
+    `rows`: (n,) int64: any order; a row may occur more than once.
+    Returns (n, ncols), with copies of the entries.
 
     Examples
     --------

@@ -65,39 +65,17 @@ Way = Literal["plain", "columns", "both"]
 
 @dataclass(frozen=True)
 class PackingCosts:
-    """Costs and savings of packing; the host's part is fitted to measurements of benchmarks/packing.py.
+    """Costs and savings of packing; the host's part is fitted to measurements of benchmarks/packing.py."""
 
-    Attributes
-    ----------
-    worth : float
-        Share of the plain copy's time that a packed copy may take to be chosen.
-    wire_gb_s : float
-        GB/s of the bus: 55 for PCIe 5, 43 each way if both are busy.
-    thread_gb_s : float
-        GB/s that a thread of the host writes.
-    host_gb_s : float
-        GB/s that all threads write.
-    entry_seconds : float
-        Seconds of a thread for an entry that does not repeat the row before.
-    entry_bits : int
-        Least bits of such an entry; the packed sizes give an upper bound on their number.
-    row_seconds : float
-        Seconds of a thread for a row.
-    block_seconds : float
-        Seconds for a block, whatever its size.
-    speed_up : float
-        n threads are as quick as n to this power.
-    """
-
-    worth: float = 0.9
-    wire_gb_s: float = 55.0
-    thread_gb_s: float = 13.0
-    host_gb_s: float = 65.0
-    entry_seconds: float = 0.6e-9
-    entry_bits: int = 6
-    row_seconds: float = 6e-9
-    block_seconds: float = 2e-4
-    speed_up: float = 0.85
+    worth: float = 0.9  # share of the plain copy's time that a packed copy may take to be chosen
+    wire_gb_s: float = 55.0  # GB/s of the bus: 55 for PCIe 5, 43 each way if both are busy
+    thread_gb_s: float = 13.0  # GB/s that a thread of the host writes
+    host_gb_s: float = 65.0  # GB/s that all threads write
+    entry_seconds: float = 0.6e-9  # seconds of a thread for an entry that does not repeat the row before
+    entry_bits: int = 6  # least bits of such an entry; the packed sizes give an upper bound on their number
+    row_seconds: float = 6e-9  # seconds of a thread for a row
+    block_seconds: float = 2e-4  # seconds for a block, whatever its size
+    speed_up: float = 0.85  # n threads are as quick as n to this power
 
 
 PACKING_COSTS = PackingCosts()
@@ -106,15 +84,8 @@ PACKING_COSTS = PackingCosts()
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Name the kernels of each .cu file that packing compiles.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-
-    Returns
-    -------
-    dict
-        Name expressions of the kernels, by the path of the .cu file.
+    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+    Returns name expressions of the kernels, by the path of the .cu file.
 
     Examples
     --------
@@ -138,41 +109,21 @@ def words_of(data: ValueArray) -> ValueArray:
 
 
 class Sizes(NamedTuple):
-    """Sizes of a matrix.
-
-    Attributes
-    ----------
-    nrows, nnz : int
-    nbytes : int
-        Bytes of the three arrays.
-    values : int
-        Bytes of the values.
-    """
+    """Sizes of a matrix."""
 
     nrows: int
     nnz: int
-    nbytes: int
-    values: int
+    nbytes: int  # bytes of the three arrays
+    values: int  # bytes of the values
 
 
 def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> float:
     """Predict the seconds until a packed matrix is in the host's memory; bus and threads work at the same time.
 
-    Parameters
-    ----------
-    c : Sizes
-    packed : int
-        Bytes that cross the bus and are unpacked.
-    apart : int
-        Bytes that cross the bus without unpacking.
-    threads : int
-        Threads of the host that unpack.
-    costs : PackingCosts
-
-    Returns
-    -------
-    float
-        Seconds.
+    `packed`: bytes that cross the bus and are unpacked.
+    `apart`: bytes that cross the bus without unpacking.
+    `threads`: threads of the host that unpack.
+    Returns seconds.
 
     Examples
     --------
@@ -189,18 +140,8 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
 def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> Way:
     """Choose the arrays to pack for the shortest time until the matrix is on the host.
 
-    Parameters
-    ----------
-    c : Sizes
-    columns, both : int
-        Packed bytes without the values and with them; 0 if they are not packed.
-    threads : int
-        Threads of the host that unpack.
-    costs : PackingCosts
-
-    Returns
-    -------
-    "plain", "columns" or "both"
+    `columns, both`: packed bytes without the values and with them; 0 if they are not packed.
+    `threads`: threads of the host that unpack.
 
     Examples
     --------
@@ -219,27 +160,14 @@ def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts 
 class Packed:
     """A matrix that the device packs; its sizes are known after `wait`.
 
-    Parameters
-    ----------
-    c : CSR
-        On the GPU.
-    out : cupy.ndarray of uint8
-        Device memory that `pack` fills.
-
-    Attributes
-    ----------
-    columns : bool
-        Whether the columns are packed. If not, `out` was too small for them: copy the matrix unpacked.
-    values : bool
-        Whether the values are packed too. If not, copy ``c.data``.
-    nbytes : int
-        Bytes that `copy` copies; 0 if nothing is packed.
-    why : str
-        Why columns or values are not packed, in a line for a log.
-    source : int
-        Device address of the packed bytes.
-    pointer : numpy.dtype
-        Dtype of the offsets.
+    `c`: on the GPU.
+    `out`: device memory that `pack` fills.
+    `columns`: whether the columns are packed. If not, `out` was too small for them: copy the matrix unpacked.
+    `values`: whether the values are packed too. If not, copy ``c.data``.
+    `nbytes`: bytes that `copy` copies; 0 if nothing is packed.
+    `why`: why columns or values are not packed, in a line for a log.
+    `source`: device address of the packed bytes.
+    `pointer`: dtype of the offsets.
 
     Examples
     --------
@@ -308,26 +236,12 @@ class Packed:
 def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
     """Pack a matrix on the device, on the current stream; allocate nothing there, and do not wait.
 
-    Parameters
-    ----------
-    c : CSR
-        Arrays of CuPy, canonical; float32, float64, complex64 or complex128.
-    out : cupy.ndarray of uint8
-        Aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, arrays that do not
-        fit are not packed, and `Packed` says so.
-    values : bool
-        Whether to pack the values if they repeat.
-
-    Returns
-    -------
-    Packed
-
-    Raises
-    ------
-    InputError
-        If `out` does not hold the directory.
-    MatrixError
-        If the GPU has no kernels for the dtype.
+    `c`: arrays of CuPy, canonical; float32, float64, complex64 or complex128.
+    `out`: aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, arrays that do not fit are
+    not packed, and `Packed` says so.
+    `values`: whether to pack the values if they repeat.
+    Raises `InputError` if `out` does not hold the directory.
+    Raises `MatrixError` if the GPU has no kernels for the dtype.
     """
     import cupy
 
@@ -364,18 +278,14 @@ def unpack(
 ) -> None:
     """Unpack units ``[first, last)`` on the host without the interpreter's lock: threads may share the units.
 
-    Parameters
-    ----------
-    packed : (nbytes,) uint8
-        Bytes that `Packed.copy` has copied.
-    indptr : (nrows + 1,) int32 or int64
-        Written for the rows that start in these units; the call for the last unit writes the end.
-    indices : (nnz,) int32 or int64
-        Written for the entries of these units.
-    data : (nnz,), optional
-        Written for the entries of these units; None if the values are not packed (`Packed.values`).
-    first, last : int
-        There are ``workspace.packed_units(nrows, nnz)`` units, which have about as many rows and entries each.
+    `packed`: (nbytes,) uint8: bytes that `Packed.copy` has copied.
+    `indptr`: (nrows + 1,) int32 or int64: written for the rows that start in these units; the call for the last unit
+    writes the end.
+    `indices`: (nnz,) int32 or int64: written for the entries of these units.
+    `data`: (nnz,), optional: written for the entries of these units; None if the values are not packed
+    (`Packed.values`).
+    `first, last`: there are ``workspace.packed_units(nrows, nnz)`` units, which have about as many rows and entries
+    each.
     """
     from spdist.kernels.streaming import unpacking
 

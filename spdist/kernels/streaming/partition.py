@@ -29,29 +29,15 @@ from spdist.matrices.dtypes import (
 
 @dataclass(frozen=True)
 class CountTuning:
-    """When and how the products of rows are counted.
+    """When and how the products of rows are counted."""
 
-    Attributes
-    ----------
-    threads_per_core : float
-        Threads that count.
-    even : float
-        Products are not counted if no sampled row of B is more than this many times as long as B's mean row.
-    sampled_rows : int
-        Rows of B in that sample.
-    first_entries : int
-        Entries of A in the first task of a thread; later tasks double.
-    task_entries : int
-        Entries of A in the largest task.
-    caller_entries : int
-        Up to this many entries of A, the calling thread counts all products: waking threads would take longer.
-    """
-
-    threads_per_core: float = 0.5
+    threads_per_core: float = 0.5  # threads that count
+    # products are not counted if no sampled row of B is more than this many times as long as B's mean row
     even: float = 4
-    sampled_rows: int = 2048
-    first_entries: int = 1 << 16
-    task_entries: int = 1 << 20
+    sampled_rows: int = 2048  # rows of B in that sample
+    first_entries: int = 1 << 16  # entries of A in the first task of a thread; later tasks double
+    task_entries: int = 1 << 20  # entries of A in the largest task
+    # up to this many entries of A, the calling thread counts all products: waking threads would take longer
     caller_entries: int = 1 << 18
 
 
@@ -61,17 +47,9 @@ COUNT_TUNING = CountTuning()
 class CountedProducts:
     """Products of A's rows, counted by threads from the first row on while callers read the counts.
 
-    Parameters
-    ----------
-    a, b : CSR
-    tuning : CountTuning
-    rows : (nrows,) int64, optional
-        Numbers of the rows of A in error messages; by default their positions.
-
-    Attributes
-    ----------
-    before : (nrows + 1,) int64
-        Products of the rows before each row; valid up to the last row for which `wait_for` was called.
+    `rows`: (nrows,) int64, optional: numbers of the rows of A in error messages; by default their positions.
+    `before`: (nrows + 1,) int64: products of the rows before each row; valid up to the last row for which `wait_for`
+    was called.
     """
 
     def __init__(self, a: CSR, b: CSR, tuning: CountTuning = COUNT_TUNING, rows: Int64Array | None = None) -> None:
@@ -95,10 +73,7 @@ class CountedProducts:
     def wait_for(self, row: int) -> None:
         """Wait until the products of the rows before `row` are counted.
 
-        Raises
-        ------
-        MatrixError
-            If offsets or columns of A are out of range.
+        Raises `MatrixError` if offsets or columns of A are out of range.
         """
         while self._counted_rows < row:
             self._finish_task()
@@ -144,12 +119,7 @@ class CountedProducts:
 
 
 class ExpectedProducts:
-    """Products of A's rows, estimated from the mean length of B's rows: a substitute for `CountedProducts`.
-
-    Parameters
-    ----------
-    a, b : CSR
-    """
+    """Products of A's rows, estimated from the mean length of B's rows: a substitute for `CountedProducts`."""
 
     is_complete = False  # nothing is counted
 
@@ -197,16 +167,8 @@ def _middle(before: Int64Array, start: int, stop: int) -> int:
 def bad_row_error(row: int, ncols: int) -> MatrixError:
     """Return the error to raise if offsets or columns of a row of A are out of range.
 
-    Parameters
-    ----------
-    row : int
-        Number of the row, as the message names it.
-    ncols : int
-        Columns of A.
-
-    Returns
-    -------
-    MatrixError
+    `row`: number of the row, as the message names it.
+    `ncols`: columns of A.
 
     Examples
     --------
@@ -226,49 +188,25 @@ def bad_b_error() -> MatrixError:
 
 @dataclass(frozen=True)
 class BlockTuning:
-    """Sizes of blocks.
+    """Sizes of blocks."""
 
-    Attributes
-    ----------
-    resident_bytes : int
-        Target of a block's device bytes if B is resident. Without a resident B blocks fill their slots, because larger
-        blocks repeat fewer rows of B.
-    first_share : int
-        The first block is this many times smaller than the largest: the device does not wait long for it.
-    first_bytes : int
-        Least bytes of the first block: for a smaller block, launches take longer than copies.
-    last_bytes : int
-        Least bytes of the last blocks, each of which is at most half of the rest.
-    growth : float
-        Each block is this many times as large as the block before it.
-    unprepared_growth : float
-        Growth if there is nothing to prepare on the host.
-    margin : float
-        Factor on predicted entries.
-    row_bytes : int
-        Device bytes that the kernels take for a row of C, its offsets included.
-    scratch_bytes : int
-        Device bytes that the kernels take whatever the rows.
-    dense_block_bytes : int
-        Device bytes that the kernels take for an entry of C that is a dense block, besides the entry.
-    staged_blocks : int
-        Blocks that the device's `staging_bytes` must hold: one being prepared, one waiting, two being uploaded.
-    resolution : int
-        The end of a block is found to within 1 / this share of its rows.
-    """
-
+    # target of a block's device bytes if B is resident. Without a resident B blocks fill their slots, because larger
+    # blocks repeat fewer rows of B.
     resident_bytes: int = 320 << 20
+    # the first block is this many times smaller than the largest: the device does not wait long for it
     first_share: int = 12
-    first_bytes: int = 48 << 20
-    last_bytes: int = 64 << 20
-    growth: float = 7 / 6
-    unprepared_growth: float = 2.0
-    margin: float = 1.25
-    row_bytes: int = 64
-    scratch_bytes: int = 24 << 20
+    first_bytes: int = 48 << 20  # least bytes of the first block: for a smaller block, launches take longer than copies
+    last_bytes: int = 64 << 20  # least bytes of the last blocks, each of which is at most half of the rest
+    growth: float = 7 / 6  # each block is this many times as large as the block before it
+    unprepared_growth: float = 2.0  # growth if there is nothing to prepare on the host
+    margin: float = 1.25  # factor on predicted entries
+    row_bytes: int = 64  # device bytes that the kernels take for a row of C, its offsets included
+    scratch_bytes: int = 24 << 20  # device bytes that the kernels take whatever the rows
+    # device bytes that the kernels take for an entry of C that is a dense block, besides the entry
     dense_block_bytes: int = 24
+    # blocks that the device's `staging_bytes` must hold: one being prepared, one waiting, two being uploaded
     staged_blocks: int = 4
-    resolution: int = 32
+    resolution: int = 32  # the end of a block is found to within 1 / this share of its rows
 
 
 BLOCK_TUNING = BlockTuning()
@@ -276,34 +214,16 @@ BLOCK_TUNING = BlockTuning()
 
 @dataclass
 class BlockCutter:
-    """Cuts rows into blocks that should fit a slot, as the history predicts.
-
-    Attributes
-    ----------
-    products : CountedProducts or ExpectedProducts
-    indptr : (nrows + 1,) int64
-        Offsets of A.
-    dtypes : DeviceDtypes
-    room : int
-        Bytes of a slot.
-    staging_bytes : int
-        Bytes of the host's memory for staged blocks.
-    history : BlockHistory
-    b_resident : bool
-        Whether blocks are uploaded without rows of B.
-    growth : float
-        Each block is this many times as large as the block before it.
-    tuning : BlockTuning
-    """
+    """Cuts rows into blocks that should fit a slot, as the history predicts."""
 
     products: CountedProducts | ExpectedProducts
-    indptr: Int64Array
+    indptr: Int64Array  # (nrows + 1,) int64: offsets of A
     dtypes: DeviceDtypes
-    room: int
-    staging_bytes: int
+    room: int  # bytes of a slot
+    staging_bytes: int  # bytes of the host's memory for staged blocks
     history: BlockHistory
-    b_resident: bool
-    growth: float
+    b_resident: bool  # whether blocks are uploaded without rows of B
+    growth: float  # each block is this many times as large as the block before it
     tuning: BlockTuning = BLOCK_TUNING
     _next_bytes: float = field(init=False)
     _last_bytes: float = field(init=False)
@@ -383,18 +303,8 @@ class BlockCutter:
 def single_block_bytes(a: CSR, b: CSR, dtypes: DeviceDtypes, entries: int, tuning: BlockTuning = BLOCK_TUNING) -> int:
     """Bound the device bytes of a multiplication that is one block, which uploads all of A and B.
 
-    Parameters
-    ----------
-    a, b : CSR
-    dtypes : DeviceDtypes
-    entries : int
-        Most entries of C.
-    tuning : BlockTuning
-
-    Returns
-    -------
-    int
-        Bytes.
+    `entries`: most entries of C.
+    Returns bytes.
     """
     of_a = lay_out((a.nrows, b.nrows), a.nnz, dtypes.a, dtypes)
     uploaded = lay_out(b.shape, b.nnz, dtypes.b, dtypes, of_a.end).end

@@ -67,38 +67,20 @@ __all__ = ["PipelineTuning", "RowSlice", "Stage", "StreamingPipeline", "multiply
 
 @dataclass(frozen=True)
 class PipelineTuning:
-    """How a multiplication is cut into blocks, and how many blocks are in flight.
+    """How a multiplication is cut into blocks, and how many blocks are in flight."""
 
-    Attributes
-    ----------
-    blocks_in_flight : int
-        Slots on the device.
-    blocks_without_upload : int
-        Slots if nothing is uploaded for a block: fewer, so that blocks can be larger.
-    uploaded_ahead : int
-        Blocks that are uploaded before they are multiplied.
-    small_entries, small_products : int
-        Up to this many entries of A and of B, and this many expected products, a multiplication is one block that
-        brings all of A and B, and no thread is woken; if its slot has room for the largest C there can be.
-    unsampled_products : int
-        Up to this many expected products, and if A lies in a resident B, no sample is multiplied: the first block,
-        which is small, says how large C will be.
-    sample_rows : int
-        Rows of A in the sample that predicts nnz(C), evenly spaced.
-    sample_entries_resident, sample_entries : int
-        Entries of A in the sample: if B is resident, and if its rows of B are uploaded with the sample.
-    blocks : BlockTuning
-    counts : CountTuning
-    staging : StagingTuning
-    """
-
-    blocks_in_flight: int = BLOCKS_IN_FLIGHT
-    blocks_without_upload: int = 3
-    uploaded_ahead: int = 2
+    blocks_in_flight: int = BLOCKS_IN_FLIGHT  # slots on the device
+    blocks_without_upload: int = 3  # slots if nothing is uploaded for a block: fewer, so that blocks can be larger
+    uploaded_ahead: int = 2  # blocks that are uploaded before they are multiplied
+    # up to this many entries of A and of B, and this many expected products, a multiplication is one block that brings
+    # all of A and B, and no thread is woken; if its slot has room for the largest C there can be
     small_entries: int = 1 << 20
     small_products: int = 1 << 24
+    # up to this many expected products, and if A lies in a resident B, no sample is multiplied: the first block, which
+    # is small, says how large C will be
     unsampled_products: int = 1 << 30
-    sample_rows: int = 2048
+    sample_rows: int = 2048  # rows of A in the sample that predicts nnz(C), evenly spaced
+    # entries of A in the sample: if B is resident, and if its rows of B are uploaded with the sample
     sample_entries_resident: int = 1 << 16
     sample_entries: int = 1 << 15
     blocks: BlockTuning = BLOCK_TUNING
@@ -116,12 +98,8 @@ TUNING = PipelineTuning()
 class _RowTooLongError(Exception):
     """A single row does not fit its slot.
 
-    Parameters
-    ----------
-    staged : StagedBlock
-        The block of that row.
-    needed : int
-        Bytes that the block would have held when its allocation failed.
+    `staged`: the block of that row.
+    `needed`: bytes that the block would have held when its allocation failed.
     """
 
     def __init__(self, staged: StagedBlock, needed: int) -> None:
@@ -132,18 +110,8 @@ class _RowTooLongError(Exception):
 class StreamingPipeline:
     """Streams the rows of one multiplication through a device, in one block or in several. Use it once.
 
-    Parameters
-    ----------
-    work : Multiplication
-    device : Device
-    report : callable
-        Called with each stage of each block.
-    tuning : PipelineTuning
-
-    Raises
-    ------
-    MemoryBoundError
-        If factors and sums alone take more than half of the memory limit.
+    `report`: called with each stage of each block.
+    Raises `MemoryBoundError` if factors and sums alone take more than half of the memory limit.
     """
 
     def __init__(
@@ -160,12 +128,8 @@ class StreamingPipeline:
     def run(self) -> None:
         """Multiply all rows; the collector then has the result.
 
-        Raises
-        ------
-        MatrixError
-            If offsets or columns of A or B are out of range.
-        MemoryBoundError
-            If a single row does not fit.
+        Raises `MatrixError` if offsets or columns of A or B are out of range.
+        Raises `MemoryBoundError` if a single row does not fit.
         """
         try:
             if not (self._is_small and self._run_as_one()):
@@ -228,14 +192,7 @@ class StreamingPipeline:
 class BlockLoop:
     """Multiplies rows in blocks: while one block is multiplied, one is uploaded and others are downloaded.
 
-    Parameters
-    ----------
-    work : Multiplication
-    memory : DeviceMemory
-    tuning : PipelineTuning
-    products : CountedProducts or ExpectedProducts
-        Of A's rows.
-    downloads : DownloadQueue
+    `products`: of A's rows.
     """
 
     def __init__(
@@ -311,10 +268,7 @@ class BlockLoop:
     def _make_room(self, error: _RowTooLongError) -> Sequence[tuple[int, int]]:
         """Make room for a long row: continue with a single slot, then without a resident B.
 
-        Returns
-        -------
-        sequence of (start, stop)
-            Rows of prepared blocks that must be prepared again.
+        Returns rows of prepared blocks that must be prepared again.
         """
         memory, stager = self.memory, self.uploads.stager
         self._check_room(error)
@@ -491,22 +445,10 @@ def multiply_rows(
 
     A first row that is longer is returned whole, alone.
 
-    Parameters
-    ----------
-    a, b, device, spec, report, tuning
-        As for `multiply`.
-    rows : RowSlice
-        Calls for rows of the same C share a history.
-
-    Returns
-    -------
-    CSR
-        As `multiply` returns it, with its rows counted from `rows.start`.
-
-    Raises
-    ------
-    InputError
-        If `rows` are out of range; else errors as of `multiply`.
+    `a, b, device, spec, report, tuning`: as for `multiply`.
+    `rows`: calls for rows of the same C share a history.
+    Returns as `multiply` returns it, with its rows counted from `rows.start`.
+    Raises `InputError` if `rows` are out of range; else errors as of `multiply`.
     """
     work = plan_multiplication(a, b, spec, None, rows)
     pipeline = StreamingPipeline(work, device, report, tuning)

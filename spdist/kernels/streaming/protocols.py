@@ -21,10 +21,7 @@ logger = logging.getLogger("spdist")
 class ArenaFullError(Exception):
     """A block needs more device memory than its slot has.
 
-    Parameters
-    ----------
-    needed : int
-        Bytes that the block would have held when its allocation failed; also an attribute.
+    `needed`: bytes that the block would have held when its allocation failed; also an attribute.
     """
 
     def __init__(self, needed: int) -> None:
@@ -33,23 +30,11 @@ class ArenaFullError(Exception):
 
 
 class Stage(NamedTuple):
-    """One stage of one block, with its time and bytes.
+    """One stage of one block, with its time and bytes."""
 
-    Attributes
-    ----------
-    start : int
-        First row of the block.
-    name : str
-        "prepare", "upload", "multiply", "pack", "reduce" or "download".
-    begin : float
-        When it began, in seconds since 1970.
-    seconds : float
-    nbytes : int
-    """
-
-    start: int
-    name: str
-    begin: float
+    start: int  # first row of the block
+    name: str  # "prepare", "upload", "multiply", "pack", "reduce" or "download"
+    begin: float  # when it began, in seconds since 1970
     seconds: float
     nbytes: int
 
@@ -62,37 +47,22 @@ def ignore_stage(stage: Stage) -> None:
 
 
 class DownloadTarget(NamedTuple):
-    """Arrays on the host for the first rows of a block's C.
+    """Arrays on the host for the first rows of a block's C."""
 
-    Attributes
-    ----------
-    rows, nnz : int
-        Rows and entries to download.
-    offsets : (rows,) array
-        Where each row ends, counted from the first entry of the block.
-    indices, data : (nnz,) array
-    """
-
+    # rows and entries to download
     rows: int
     nnz: int
-    offsets: npt.NDArray[Any]
+    offsets: npt.NDArray[Any]  # (rows,) array: where each row ends, counted from the first entry of the block
+    # (nnz,) array
     indices: npt.NDArray[Any]
     data: npt.NDArray[Any]
 
 
 class Slot(Protocol):
-    """Device memory for one block.
+    """Device memory for one block."""
 
-    Attributes
-    ----------
-    size : int
-        Bytes.
-    held : int
-        Entries of C that took memory in the last multiply, including entries that were cut away.
-    """
-
-    size: int
-    held: int
+    size: int  # bytes
+    held: int  # entries of C that took memory in the last multiply, including entries that were cut away
 
     def upload(self, staged: StagedBlock) -> None:
         """Start the upload of a block; return at once."""
@@ -100,31 +70,16 @@ class Slot(Protocol):
     def multiply(self, expected: int = 0, while_busy: Callable[[], None] | None = None) -> int:
         """Multiply the uploaded block.
 
-        Parameters
-        ----------
-        expected : int
-            Entries of C to expect; 0 if unknown.
-        while_busy : callable, optional
-            Called once while the device is busy, if it is.
-
-        Returns
-        -------
-        int
-            Entries of C that are kept.
-
-        Raises
-        ------
-        ArenaFullError
-            If the slot has no room for C.
+        `expected`: entries of C to expect; 0 if unknown.
+        `while_busy`: called once while the device is busy, if it is.
+        Returns entries of C that are kept.
+        Raises `ArenaFullError` if the slot has no room for C.
         """
 
     def reduce(self, first_row: int) -> None:
         """Start to reduce C and to download the result; return at once.
 
-        Parameters
-        ----------
-        first_row : int
-            Number of A's row 0 in the whole C.
+        `first_row`: number of A's row 0 in the whole C.
         """
 
     def take_part(self) -> PartialReduction:
@@ -158,54 +113,31 @@ class HostMemory(Protocol):
 
 
 class Device(HostMemory, Protocol):
-    """A device with memory for slots and for a resident B.
+    """A device with memory for slots and for a resident B."""
 
-    Attributes
-    ----------
-    memory_limit : int
-        Bytes of device memory for slots, B and everything else.
-    staging_bytes : int
-        Bytes of host memory for blocks that are staged or being uploaded.
-    """
-
-    memory_limit: int
-    staging_bytes: int
+    memory_limit: int  # bytes of device memory for slots, B and everything else
+    staging_bytes: int  # bytes of host memory for blocks that are staged or being uploaded
 
     def begin(
         self, spec: ProductSpec, reduction: Reduction | None, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> int:
         """Begin a multiplication; return the bytes that it reserves besides B and slots.
 
-        Parameters
-        ----------
-        spec : ProductSpec
-            Options that are applied to each block.
-        reduction : Reduction, optional
-        shape, dtype
-            Of C.
+        `spec`: options that are applied to each block.
         """
 
     def slots(self, count: int, size: int, kept: int) -> Sequence[Slot]:
         """Return slots for blocks; slots returned earlier lose their memory first.
 
-        Parameters
-        ----------
-        count : int
-        size : int
-            Bytes of each slot. They are smaller if the device has less.
-        kept : int
-            Bytes that stay free for B.
+        `size`: bytes of each slot. They are smaller if the device has less.
+        `kept`: bytes that stay free for B.
         """
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
         """Make B resident for later blocks, or drop it if `b` is None; return whether B is resident.
 
-        Parameters
-        ----------
-        b : CSR, optional
-            On the host.
-        dtypes : DeviceDtypes
-            Dtypes in which the device multiplies.
+        `b`: on the host.
+        `dtypes`: dtypes in which the device multiplies.
         """
 
     def take_sums(self) -> PartialReduction:

@@ -25,23 +25,12 @@ SPARE_ENTRIES = 1 << 20
 class ResultBuffer:
     """C on the host, in page-locked memory that can grow.
 
-    Parameters
-    ----------
-    shape : (nrows, ncols)
-    capacity : int
-        Entries to make room for at first.
-    dtypes : DeviceDtypes
-    allocate : callable
-        Takes bytes, returns memory.
-
-    Attributes
-    ----------
-    offsets : (nrows,) array
-        Where each row ends, counted from the first entry of its block.
-    indptr : (nrows + 1,) int64
-        Where each row begins in C.
-    rows, nnz : int
-        Rows and entries that have a place.
+    `shape`: (nrows, ncols).
+    `capacity`: entries to make room for at first.
+    `allocate`: takes bytes, returns memory.
+    `offsets`: (nrows,) array: where each row ends, counted from the first entry of its block.
+    `indptr`: (nrows + 1,) int64: where each row begins in C.
+    `rows, nnz`: rows and entries that have a place.
     """
 
     def __init__(
@@ -91,18 +80,10 @@ class ResultBuffer:
 
 
 class SampleEstimate(NamedTuple):
-    """Ratios that a sample of A's rows predicts for C.
+    """Ratios that a sample of A's rows predicts for C."""
 
-    Attributes
-    ----------
-    products_per_entry : float
-        Products for each entry of A; 0.0 if unknown.
-    kept_ratio : float
-        Entries of C that are kept, per product; 0.0 if unknown.
-    """
-
-    products_per_entry: float = 0.0
-    kept_ratio: float = 0.0
+    products_per_entry: float = 0.0  # products for each entry of A; 0.0 if unknown
+    kept_ratio: float = 0.0  # entries of C that are kept, per product; 0.0 if unknown
 
 
 NO_SAMPLE = SampleEstimate()
@@ -111,15 +92,9 @@ NO_SAMPLE = SampleEstimate()
 class EntryEstimate:
     """Predicts how many entries C will have, while it is made.
 
-    Parameters
-    ----------
-    work : Multiplication
-        With the history of its blocks.
-    products : CountedProducts or ExpectedProducts
-        Of A's rows.
-    sample : SampleEstimate
-    margin : float
-        Factor on predicted entries.
+    `work`: with the history of its blocks.
+    `products`: of A's rows.
+    `margin`: factor on predicted entries.
     """
 
     def __init__(
@@ -154,11 +129,7 @@ class EntryEstimate:
     def grown_capacity(self, nnz: int, stop: int) -> int:
         """Return the entries of C to make room for.
 
-        Parameters
-        ----------
-        nnz : int
-            Entries of the rows before `stop`.
-        stop : int
+        `nnz`: entries of the rows before `stop`.
         """
         work, start = self._work, self._work.rows.start
         done = self._products.between(start, stop)
@@ -178,23 +149,14 @@ class Collector(Protocol):
     def collect_only(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue) -> None:
         """Start the download of the result of the only block.
 
-        Parameters
-        ----------
-        block : InFlightBlock
-        nnz : int
-            Entries of C that are kept.
-        downloads : DownloadQueue
+        `nnz`: entries of C that are kept.
         """
 
     def collect(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue, estimate: EntryEstimate) -> bool:
         """Start the download of the result of a block; return whether there is room for more blocks.
 
-        Parameters
-        ----------
-        block, nnz, downloads
-            As for `collect_only`.
-        estimate : EntryEstimate
-            Says how much room C needs.
+        `block, nnz, downloads`: as for `collect_only`.
+        `estimate`: says how much room C needs.
         """
 
     def result(self) -> Any:
@@ -204,11 +166,7 @@ class Collector(Protocol):
 class MatrixCollector:
     """Collects C on the host.
 
-    Parameters
-    ----------
-    work : Multiplication
-    allocate : callable
-        Takes bytes, returns page-locked memory.
+    `allocate`: takes bytes, returns page-locked memory.
     """
 
     def __init__(self, work: Multiplication, allocate: Callable[[int], Bytes]) -> None:
@@ -272,10 +230,7 @@ class MatrixCollector:
 class PartCollector:
     """Collects the reductions of the blocks of C.
 
-    Parameters
-    ----------
-    work : Multiplication
-        With a reduction.
+    `work`: with a reduction.
     """
 
     def __init__(self, work: Multiplication) -> None:

@@ -38,22 +38,13 @@ from spdist.matrices.dtypes import number_dtype
 
 @dataclass(frozen=True)
 class StagingTuning:
-    """How blocks are prepared.
+    """How blocks are prepared."""
 
-    Attributes
-    ----------
-    window_share : float
-        All rows of B from the first needed to the last are uploaded if they take at most this many times the bytes of
-        the needed rows.
-    threads_per_core : float
-        Threads that prepare blocks.
-    cut_at_once : int
-        Blocks that are cut before the next prepared block is handed out.
-    """
-
+    # all rows of B from the first needed to the last are uploaded if they take at most this many times the bytes of the
+    # needed rows
     window_share: float = 1.3
-    threads_per_core: float = 1.0
-    cut_at_once: int = 2
+    threads_per_core: float = 1.0  # threads that prepare blocks
+    cut_at_once: int = 2  # blocks that are cut before the next prepared block is handed out
 
 
 STAGING_TUNING = StagingTuning()
@@ -62,20 +53,10 @@ STAGING_TUNING = StagingTuning()
 class MatrixCopier:
     """Prepares rows of one operand for upload: copies them to page-locked memory, unless they are there already.
 
-    Parameters
-    ----------
-    matrix : CSR
-        On the host.
-    value : dtype
-        Values on the device.
-    dtypes : DeviceDtypes
-        Indices and offsets on the device.
-    host : HostMemory
-
-    Attributes
-    ----------
-    in_place : bool
-        Whether columns and values are uploaded from where they are.
+    `matrix`: on the host.
+    `value`: values on the device.
+    `dtypes`: indices and offsets on the device.
+    `in_place`: whether columns and values are uploaded from where they are.
     """
 
     def __init__(self, matrix: CSR, value: np.dtype[Any], dtypes: DeviceDtypes, host: HostMemory) -> None:
@@ -90,11 +71,7 @@ class MatrixCopier:
     def upload_in_place(self, start: int, stop: int, layout: MatrixLayout) -> list[HostCopy]:
         """Return copies that upload rows [start, stop) from the matrix itself; only offsets are computed.
 
-        Parameters
-        ----------
-        start, stop : int
-        layout : MatrixLayout
-            Of these rows on the device.
+        `layout`: of these rows on the device.
         """
         first, last = self.entries(start, stop)
         data, indices = self.matrix.data[first:last], self.matrix.indices[first:last]
@@ -103,10 +80,7 @@ class MatrixCopier:
     def offsets(self, start: int, stop: int, layout: MatrixLayout) -> HostCopy:
         """Return the copy that uploads the offsets of rows [start, stop) alone.
 
-        Parameters
-        ----------
-        start, stop, layout
-            As for `upload_in_place`.
+        `start, stop, layout`: as for `upload_in_place`.
         """
         memory = self.allocate(layout.end - layout.indptr)
         self._copy_offsets(start, array_at(memory, 0, stop - start + 1, self.dtypes.pointer))
@@ -115,12 +89,7 @@ class MatrixCopier:
     def copy_values_and_offsets(self, start: int, stop: int, memory: Bytes, layout: MatrixLayout) -> None:
         """Copy values and offsets of rows [start, stop) to host memory.
 
-        Parameters
-        ----------
-        start, stop : int
-        memory : Bytes
-            Begins at the values of `layout`.
-        layout : MatrixLayout
+        `memory`: begins at the values of `layout`.
         """
         first, last = self.entries(start, stop)
         array_at(memory, 0, last - first, layout.value)[:] = self.matrix.data[first:last]
@@ -129,11 +98,7 @@ class MatrixCopier:
     def columns_in(self, memory: Bytes, layout: MatrixLayout) -> npt.NDArray[Any]:
         """Return the columns of a matrix in host memory.
 
-        Parameters
-        ----------
-        memory : Bytes
-            Begins at the values of `layout`.
-        layout : MatrixLayout
+        `memory`: begins at the values of `layout`.
         """
         return array_at(memory, layout.indices - layout.data, layout.nnz, self.dtypes.index)
 
@@ -154,11 +119,7 @@ class _Window(NamedTuple):
 class WindowPreparer:
     """Prepares rows of A with a range of rows of B.
 
-    Parameters
-    ----------
-    work : Multiplication
-        If A is a view of B, entries of A inside the range are not uploaded a second time.
-    host : HostMemory
+    `work`: if A is a view of B, entries of A inside the range are not uploaded a second time.
     """
 
     def __init__(self, work: Multiplication, host: HostMemory) -> None:
@@ -179,14 +140,9 @@ class WindowPreparer:
     def with_window(self, rows: tuple[int, int], window: tuple[int, int], products: int, begin: float) -> StagedBlock:
         """Prepare rows of A with a range of rows of B; if A is a view of B, upload no entry twice.
 
-        Parameters
-        ----------
-        rows, window : (int, int)
-            First row and end, of A and of B.
-        products : int
-            Products of the rows, for the history.
-        begin : float
-            Seconds since 1970 at which the preparation began.
+        `rows, window`: first row and end, of A and of B.
+        `products`: products of the rows, for the history.
+        `begin`: seconds since 1970 at which the preparation began.
         """
         b, dtypes, (start, stop), (low, high) = self.b, self.dtypes, rows, window
         b_first, b_last = int(b.indptr[low]), int(b.indptr[high])
@@ -235,12 +191,7 @@ class WindowPreparer:
     def rows_of_a(self, start: int, stop: int, low: int, layout: MatrixLayout) -> list[HostCopy]:
         """Prepare rows of A.
 
-        Parameters
-        ----------
-        start, stop : int
-        low : int
-            Row of B from which copied columns count; columns that are uploaded in place are not changed.
-        layout : MatrixLayout
+        `low`: row of B from which copied columns count; columns that are uploaded in place are not changed.
         """
         copier, (first, last) = self.a_copier, self.a_copier.entries(start, stop)
         if copier.in_place:  # the device checks columns of numbers, but not of dense blocks
@@ -287,10 +238,7 @@ class WindowPreparer:
     def check_offsets(self, start: int, stop: int) -> None:
         """Check the offsets of A's rows [start, stop).
 
-        Raises
-        ------
-        MatrixError
-            If offsets are out of range; names the first such row.
+        Raises `MatrixError` if offsets are out of range; names the first such row.
         """
         from spdist.kernels.hyspmm.prepare import first_bad_row
 
@@ -307,23 +255,13 @@ def timed(prepare: Callable[[float], StagedBlock]) -> StagedBlock:
 
 
 class _Marks(NamedTuple):
-    """Marks of the rows of B that rows of A refer to, a bit for each row of B.
+    """Marks of the rows of B that rows of A refer to, a bit for each row of B."""
 
-    Attributes
-    ----------
-    bits : uint64 array
-        Marks; zero outside of words [first_word, last_word).
-    places : uint32 array
-        Number of the first marked row of each word.
-    first_word, last_word : int
-    rows, entries : int
-        Number of marked rows, and their entries.
-    """
-
-    bits: npt.NDArray[Any]
-    places: npt.NDArray[Any]
+    bits: npt.NDArray[Any]  # marks; zero outside of words [first_word, last_word)
+    places: npt.NDArray[Any]  # number of the first marked row of each word
     first_word: int
     last_word: int
+    # number of marked rows, and their entries
     rows: int
     entries: int
 
@@ -335,13 +273,7 @@ class _Marks(NamedTuple):
 class BlockPreparer(WindowPreparer):
     """Prepares any block of rows, from any thread.
 
-    Parameters
-    ----------
-    work : Multiplication
-    host : HostMemory
-    b_resident : bool
-        Whether B is on the device, so that blocks include no rows of B.
-    tuning : StagingTuning
+    `b_resident`: whether B is on the device, so that blocks include no rows of B.
     """
 
     def __init__(
@@ -443,12 +375,7 @@ class BlockPreparer(WindowPreparer):
 class BlockStager:
     """Cuts blocks and prepares them ahead of the device, in several threads; hands them out in order.
 
-    Parameters
-    ----------
-    preparer : BlockPreparer
-    cutter : BlockCutter
-    first : int
-        Row at which to begin.
+    `first`: row at which to begin.
     """
 
     def __init__(self, preparer: BlockPreparer, cutter: BlockCutter, first: int) -> None:

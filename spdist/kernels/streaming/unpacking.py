@@ -31,17 +31,9 @@ ROW, ENTRY, COLUMNS_AT, VALUES_AT = map(int, constants.PackedPlace)
 def load(context: Any, packed: Any, at: Any) -> Any:
     """Return the 8 bytes ``packed[at:at + 8]`` as a number; callers pass `packed` and `at`.
 
-    Parameters
-    ----------
-    context : object
-        Numba's typing context; Numba passes it.
-    packed : (nbytes,) uint8
-    at : int64
-        First byte; need not be a multiple of 8.
-
-    Returns
-    -------
-    int64
+    `context`: Numba's typing context; Numba passes it.
+    `packed`: (nbytes,) uint8.
+    `at`: first byte; need not be a multiple of 8.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -62,21 +54,11 @@ def low_bits(width: np.int64) -> np.int64:
 def bits(packed: Bytes, at: np.int64, number: np.int64, width: np.int64, mask: np.int64) -> Any:
     """Return one number of an array of `width`-bit numbers.
 
-    Parameters
-    ----------
-    packed : (nbytes,) uint8
-    at : int64
-        Byte at which the array starts.
-    number : int64
-        Position in the array.
-    width : int64
-        Bits, at most 57.
-    mask : int64
-        ``low_bits(width)``.
-
-    Returns
-    -------
-    int64
+    `packed`: (nbytes,) uint8.
+    `at`: byte at which the array starts.
+    `number`: position in the array.
+    `width`: bits, at most 57.
+    `mask`: ``low_bits(width)``.
     """
     bit = number * width
     return (load(packed, at + (bit >> np.int64(3))) >> (bit & np.int64(7))) & mask
@@ -86,16 +68,8 @@ def bits(packed: Bytes, at: np.int64, number: np.int64, width: np.int64, mask: n
 def signed(packed: Bytes, at: np.int64, size: np.int64) -> Any:
     """Return the signed number of `size` bytes at byte `at`.
 
-    Parameters
-    ----------
-    packed : (nbytes,) uint8
-    at : int64
-    size : int64
-        At most 8 bytes; 0 bytes are the number 0.
-
-    Returns
-    -------
-    int64
+    `packed`: (nbytes,) uint8.
+    `size`: at most 8 bytes; 0 bytes are the number 0.
     """
     if size == 0:
         return np.int64(0)
@@ -116,28 +90,15 @@ def put_group(
 ) -> Any:
     """Write the columns of some numbers of a group.
 
-    Parameters
-    ----------
-    packed : (nbytes,) uint8
-    at : int64
-        Byte at which the group's numbers start.
-    numbers : (start, stop)
-        Numbers of the group to write.
-    each : int
-        Numbers that one load reads; divides ``stop - start``.
-    width : int64
-        Bits of a number: the difference to the column before it, less 1.
-    column : int64
-        Column before the first written one.
-    first : int64
-        Entry of the group's number 0.
-    indices : (nnz,) int32 or int64
-        Written.
-
-    Returns
-    -------
-    int64
-        The last column.
+    `packed`: (nbytes,) uint8.
+    `at`: byte at which the group's numbers start.
+    `numbers`: (start, stop): numbers of the group to write.
+    `each`: numbers that one load reads; divides ``stop - start``.
+    `width`: bits of a number: the difference to the column before it, less 1.
+    `column`: column before the first written one.
+    `first`: entry of the group's number 0.
+    `indices`: (nnz,) int32 or int64: written.
+    Returns the last column.
     """
     mask = low_bits(width)
     for number in range(numbers[0], numbers[1], each):
@@ -156,22 +117,12 @@ def put_columns(
 ) -> Any:
     """Write the columns of a piece of a row, group by group.
 
-    Parameters
-    ----------
-    packed : (nbytes,) uint8
-    at : int64
-        Byte at which the piece's groups start.
-    column : int64
-        Column of the first entry.
-    first, last : int64
-        Entries [first, last) of the matrix.
-    indices : (nnz,) int32 or int64
-        Written.
-
-    Returns
-    -------
-    int64
-        Byte after the groups.
+    `packed`: (nbytes,) uint8.
+    `at`: byte at which the piece's groups start.
+    `column`: column of the first entry.
+    `first, last`: entries [first, last) of the matrix.
+    `indices`: (nnz,) int32 or int64: written.
+    Returns byte after the groups.
     """
     indices[np.uintp(first)] = column
     first += np.int64(1)
@@ -195,18 +146,11 @@ def unpack_columns(
 ) -> None:
     """Write the offsets and columns of units [start, stop).
 
-    Parameters
-    ----------
-    packed : (nbytes,) uint8
-    stream : int
-        Byte at which the units start.
-    directory : (units + 1, 4) int64
-        See `ROW`, `ENTRY`, `COLUMNS_AT` and `VALUES_AT`.
-    start, stop : int
-    indptr : (nrows + 1,) int32 or int64
-        Written for the rows that start in these units.
-    indices : (nnz,) int32 or int64
-        Written for the entries of these units.
+    `packed`: (nbytes,) uint8.
+    `stream`: byte at which the units start.
+    `directory`: (units + 1, 4) int64: see `ROW`, `ENTRY`, `COLUMNS_AT` and `VALUES_AT`.
+    `indptr`: (nrows + 1,) int32 or int64: written for the rows that start in these units.
+    `indices`: (nnz,) int32 or int64: written for the entries of these units.
     """
     for unit in range(start, stop):
         row, entry = directory[unit, ROW], directory[unit, ENTRY]
@@ -239,21 +183,12 @@ def put_values(
 ) -> Any:
     """Write the words of a piece that does not repeat the piece before.
 
-    Parameters
-    ----------
-    packed : (nbytes,) uint8
-    at : int64
-        Byte at which the piece starts.
-    first, last : int64
-        Words [first, last) of the matrix.
-    dictionary : (words,) uint32 or uint64
-    words : (nnz * parts,) uint32 or uint64
-        Written.
-
-    Returns
-    -------
-    int64
-        Byte after the piece.
+    `packed`: (nbytes,) uint8.
+    `at`: byte at which the piece starts.
+    `first, last`: words [first, last) of the matrix.
+    `dictionary`: (words,) uint32 or uint64.
+    `words`: (nnz * parts,) uint32 or uint64: written.
+    Returns byte after the piece.
     """
     kind, size = np.int64(packed[at]), last - first
     at += np.int64(1)
@@ -275,17 +210,11 @@ def unpack_values(packed: Bytes, stream: int, directory: Int64Array, start: int,
                   parts: int, dictionary: ValueArray, words: ValueArray) -> None:  # fmt: skip
     """Write the words of units [start, stop); call `unpack_columns` first.
 
-    Parameters
-    ----------
-    packed, stream, directory, start, stop
-        As for `unpack_columns`.
-    indptr : (nrows + 1,) int32 or int64
-        With the offsets of the rows of these units.
-    parts : int
-        Words of a value: 2 for complex128, else 1.
-    dictionary : (words,) uint32 or uint64
-    words : (nnz * parts,) uint32 or uint64
-        Written for the entries of these units.
+    `packed, stream, directory, start, stop`: as for `unpack_columns`.
+    `indptr`: (nrows + 1,) int32 or int64: with the offsets of the rows of these units.
+    `parts`: words of a value: 2 for complex128, else 1.
+    `dictionary`: (words,) uint32 or uint64.
+    `words`: (nnz * parts,) uint32 or uint64: written for the entries of these units.
     """
     for unit in range(start, stop):
         row, entry = directory[unit, ROW], directory[unit, ENTRY]

@@ -24,21 +24,11 @@ PAIR_BYTES = 4
 
 
 class DeviceShares(NamedTuple):
-    """Shares of the memory limit of a GPU.
+    """Shares of the memory limit of a GPU."""
 
-    Attributes
-    ----------
-    kept : int
-        Bytes for a resident B; 0 if its rows are uploaded with each block.
-    slots : int
-        Number of slots.
-    slot : int
-        Bytes of each slot.
-    """
-
-    kept: int
-    slots: int
-    slot: int
+    kept: int  # bytes for a resident B; 0 if its rows are uploaded with each block
+    slots: int  # number of slots
+    slot: int  # bytes of each slot
 
     @property
     def total(self) -> int:
@@ -49,19 +39,10 @@ class DeviceShares(NamedTuple):
 def device_shares(b_bytes: int, memory_limit: int, slots: int = BLOCKS_IN_FLIGHT) -> DeviceShares:
     """Divide the memory limit of a GPU among B and slots.
 
-    Parameters
-    ----------
-    b_bytes : int
-        Bytes of the whole of B on the GPU; 0 if it is not to be resident.
-    memory_limit : int
-        Bytes.
-    slots : int
-        Number of slots. A single slot gets all the room.
-
-    Returns
-    -------
-    DeviceShares
-        At most `memory_limit` bytes in all.
+    `b_bytes`: bytes of the whole of B on the GPU; 0 if it is not to be resident.
+    `memory_limit`: bytes.
+    `slots`: number of slots. A single slot gets all the room.
+    Returns at most `memory_limit` bytes in all.
 
     Examples
     --------
@@ -93,15 +74,8 @@ PACKED_PADDING = 8
 def packed_unit(nrows: int, nnz: int) -> int:
     """Return the rows and entries, together, of a unit of a packed matrix before its ends move to ends of rows.
 
-    Parameters
-    ----------
-    nrows, nnz : int
-        Rows and entries of the matrix.
-
-    Returns
-    -------
-    int
-        A power of 2.
+    `nrows, nnz`: rows and entries of the matrix.
+    Returns A power of 2.
 
     Examples
     --------
@@ -115,15 +89,8 @@ def packed_unit(nrows: int, nnz: int) -> int:
 def packed_units(nrows: int, nnz: int) -> int:
     """Return the number of units of a packed matrix; threads share them.
 
-    Parameters
-    ----------
-    nrows, nnz : int
-        Rows and entries of the matrix.
-
-    Returns
-    -------
-    int
-        At least 1.
+    `nrows, nnz`: rows and entries of the matrix.
+    Returns at least 1.
 
     Examples
     --------
@@ -136,15 +103,8 @@ def packed_units(nrows: int, nnz: int) -> int:
 def packed_start(nrows: int, nnz: int) -> int:
     """Return the byte of a packed matrix at which the units start.
 
-    Parameters
-    ----------
-    nrows, nnz : int
-        Rows and entries of the matrix.
-
-    Returns
-    -------
-    int
-        Bytes of the head and the directory.
+    `nrows, nnz`: rows and entries of the matrix.
+    Returns bytes of the head and the directory.
 
     Examples
     --------
@@ -160,20 +120,11 @@ def packed_bound(shape: tuple[int, int], nnz: int, index_itemsize: int, value_it
     Groups of columns take as many bits as their largest difference. The differences of a row add up to no more than the
     number of columns, and the sum of their bits is largest if all are equal.
 
-    Parameters
-    ----------
-    shape : (nrows, ncols)
-    nnz : int
-    index_itemsize : int
-        Bytes of a column index.
-    value_itemsize : int
-        Bytes of a value; 0 if only columns are packed. Values get a quarter of their size; if they need more, they are
-        not packed.
-
-    Returns
-    -------
-    int
-        Bytes. Columns always fit.
+    `shape`: (nrows, ncols).
+    `index_itemsize`: bytes of a column index.
+    `value_itemsize`: bytes of a value; 0 if only columns are packed. Values get a quarter of their size; if they need
+    more, they are not packed.
+    Returns bytes. Columns always fit.
 
     Examples
     --------

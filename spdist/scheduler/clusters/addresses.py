@@ -35,21 +35,10 @@ class RefusedError(Exception):
 def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security | None]:
     """Return the address and the keys of the scheduler that the caller names, or has a client or a cluster of.
 
-    Parameters
-    ----------
-    scheduler : str, distributed.Client or distributed.deploy.Cluster
-        A cluster is any of Dask's: `LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...
-    given : distributed.Security, optional
-        The caller's keys, which win over those of the client or cluster.
-
-    Returns
-    -------
-    (str, Security or None)
-
-    Raises
-    ------
-    InputError
-        If it is something else, closed, or asynchronous.
+    `scheduler`: A cluster is any of Dask's: `LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...
+    `given`: the caller's keys, which win over those of the client or cluster.
+    Returns (str, Security or None).
+    Raises `InputError` if it is something else, closed, or asynchronous.
 
     Examples
     --------
@@ -79,21 +68,9 @@ def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security 
 def check_address(address: str, security: Security) -> SplitResult:
     """Refuse an address that cannot be one of a scheduler, and ``tls://`` without keys.
 
-    Parameters
-    ----------
-    address : str
-        ``PROTOCOL://HOST:PORT``; without a protocol it is ``tcp``.
-    security : distributed.Security
-        The keys that would be used.
-
-    Returns
-    -------
-    SplitResult
-        The parts of the address.
-
-    Raises
-    ------
-    InputError
+    `address`: ``PROTOCOL://HOST:PORT``; without a protocol it is ``tcp``.
+    `security`: the keys that would be used.
+    Returns the parts of the address.
 
     Examples
     --------
@@ -131,17 +108,8 @@ def check_address(address: str, security: Security) -> SplitResult:
 def wait_until_reachable(address: str, security: Security, seconds: float) -> None:
     """Wait until a Dask process greets at an address; Dask itself would wait for a silent one for ever.
 
-    Parameters
-    ----------
-    address : str
-    security : distributed.Security
-    seconds : float
-        How long to try while nobody accepts a connection.
-
-    Raises
-    ------
-    InputError
-        If nobody answers, or something other than a Dask scheduler.
+    `seconds`: how long to try while nobody accepts a connection.
+    Raises `InputError` if nobody answers, or something other than a Dask scheduler.
     """
     parts = check_address(address, security)
     if parts.scheme not in ("tcp", "tls"):

@@ -34,18 +34,9 @@ class RunClient(Client):
     It is not the default client of this process: what a user computes with Dask meanwhile stays where it was, and a
     failed connection leaves no setting behind.
 
-    Parameters
-    ----------
-    address : str
-        Of the scheduler.
-    **options
-        Of Dask's client.
-
-    Attributes
-    ----------
-    lost : bool
-        Whether the connection to the scheduler broke. All futures are gone then; a scheduler that comes back has no
-        task of this run.
+    `**options`: of Dask's client.
+    `lost`: whether the connection to the scheduler broke. All futures are gone then; a scheduler that comes back has no
+    task of this run.
     """
 
     def __init__(self, address: str, **options: Any) -> None:
@@ -59,10 +50,7 @@ class RunClient(Client):
     def sync(self, func: Any, *args: Any, **options: Any) -> Any:
         """Wait for a coroutine; ask a question again, over another connection, if there is no answer to it.
 
-        Raises
-        ------
-        TimeoutError
-            If there is no answer the second time either.
+        Raises `TimeoutError` if there is no answer the second time either.
         """
         is_question = getattr(func, "__name__", "") in QUESTIONS and options.get("callback_timeout") is None
         if not is_question or self.cluster is not None or self.asynchronous:
@@ -90,12 +78,7 @@ class RunClient(Client):
 
 
 def close_client(client: Client) -> None:
-    """Close a client; leave it behind if that takes longer than `STOP_SECONDS`.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    """
+    """Close a client; leave it behind if that takes longer than `STOP_SECONDS`."""
     with contextlib.suppress(Exception):  # the run is over; whatever Dask raises here changes nothing for the user
         client.close(timeout=STOP_SECONDS)
 
@@ -115,10 +98,7 @@ def closed_if_interrupted() -> Iterator[None]:
 def close_cluster(cluster: SpecCluster) -> None:
     """End a cluster of this machine; kill worker processes that take longer than two `STOP_SECONDS`.
 
-    Parameters
-    ----------
-    cluster : SpecCluster
-        Nothing on its workers is needed any more.
+    `cluster`: nothing on its workers is needed any more.
     """
     nannies = [nanny for nanny in cluster._created if isinstance(nanny, Nanny)]  # those that are starting too
     with contextlib.suppress(RuntimeError):  # the loop has not begun to run

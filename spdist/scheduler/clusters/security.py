@@ -27,14 +27,9 @@ KNOWN: dict[str, Security] = {}
 
 
 class KeyPair(NamedTuple):
-    """A certificate that signs itself, and its private key.
+    """A certificate that signs itself, and its private key."""
 
-    Attributes
-    ----------
-    certificate, key : str
-        In PEM.
-    """
-
+    # in PEM
     certificate: str
     key: str
 
@@ -52,10 +47,6 @@ class RunSecurity(Security):
 
 def make_key_pair() -> KeyPair:
     """Make a new key pair for all processes of a cluster, on the curve P-256.
-
-    Returns
-    -------
-    KeyPair
 
     Examples
     --------
@@ -89,10 +80,7 @@ def make_key_pair() -> KeyPair:
 def temporary_keys() -> Security:
     """Return new keys for a cluster that this process starts; they are never written to a place that others can read.
 
-    Returns
-    -------
-    distributed.Security
-        It requires encryption, and pickles to the processes of the cluster.
+    Returns it requires encryption, and pickles to the processes of the cluster.
     """
     return security_of(*make_key_pair())
 
@@ -100,16 +88,8 @@ def temporary_keys() -> Security:
 def security_of(certificate: str, key: str, ca_file: str | None = None) -> Security:
     """Return keys that a process uses in every role.
 
-    Parameters
-    ----------
-    certificate, key : str
-        Paths, or texts in PEM.
-    ca_file : str, optional
-        The authority of the other processes' certificates; by default the certificate itself.
-
-    Returns
-    -------
-    distributed.Security
+    `certificate, key`: paths, or texts in PEM.
+    `ca_file`: the authority of the other processes' certificates; by default the certificate itself.
     """
     roles = ("client", "scheduler", "worker")
     files = {f"tls_{role}_cert": certificate for role in roles} | {f"tls_{role}_key": key for role in roles}
@@ -119,20 +99,9 @@ def security_of(certificate: str, key: str, ca_file: str | None = None) -> Secur
 def security_of_files(ca_file: str | None, certificate: str | None, key: str | None) -> Security | None:
     """Return keys from the files that ``--tls-ca-file``, ``--tls-cert`` and ``--tls-key`` name.
 
-    Parameters
-    ----------
-    ca_file, certificate, key : str, optional
-        Paths of PEM files.
-
-    Returns
-    -------
-    distributed.Security or None
-        None if no file was named.
-
-    Raises
-    ------
-    InputError
-        If only some files were named, or one cannot be read.
+    `ca_file, certificate, key`: paths of PEM files.
+    Returns none if no file was named.
+    Raises `InputError` if only some files were named, or one cannot be read.
     """
     named = {"--tls-ca-file": ca_file, "--tls-cert": certificate, "--tls-key": key}
     if not any(named.values()):
@@ -150,21 +119,10 @@ def security_of_files(ca_file: str | None, certificate: str | None, key: str | N
 def write_keys(folder: str | Path) -> dict[str, Path]:
     """Write new keys for a scheduler, its workers and its clients, for the owner's eyes alone.
 
-    Parameters
-    ----------
-    folder : str or Path
-        A new or empty folder that all hosts of the cluster see, and nobody else.
-
-    Returns
-    -------
-    dict
-        Paths by the option ``--tls-*`` of Dask's commands that names each: ``ca-file``, ``cert``, ``key``. Under
-        ``environment``, a file for the shell command ``source`` that sets them for Dask and spdist.
-
-    Raises
-    ------
-    InputError
-        If the folder holds something, is a URL, or cannot be written.
+    `folder`: A new or empty folder that all hosts of the cluster see, and nobody else.
+    Returns paths by the option ``--tls-*`` of Dask's commands that names each: ``ca-file``, ``cert``, ``key``. Under
+    ``environment``, a file for the shell command ``source`` that sets them for Dask and spdist.
+    Raises `InputError` if the folder holds something, is a URL, or cannot be written.
     """
     if "://" in str(folder):
         raise InputError(f"{folder} is a URL: keys are written to a folder of this machine alone; name a path")
@@ -197,16 +155,8 @@ def _exports(files: dict[str, Path]) -> str:
 def remembered(address: str, security: Security) -> Iterator[None]:
     """Let calls in this process that name an address use its keys.
 
-    Parameters
-    ----------
-    address : str
-        Of a scheduler.
-    security : distributed.Security
-
-    Yields
-    ------
-    None
-        While the keys are known.
+    `address`: of a scheduler.
+    Yields while the keys are known.
     """
     KNOWN[address] = security
     try:
@@ -218,16 +168,8 @@ def remembered(address: str, security: Security) -> Iterator[None]:
 def security_for(address: str, given: Security | None = None) -> Security:
     """Return the keys to use for a running scheduler.
 
-    Parameters
-    ----------
-    address : str
-    given : distributed.Security, optional
-        By the user.
-
-    Returns
-    -------
-    distributed.Security
-        What was given; else the keys of a scheduler that this process started; else what Dask's configuration says.
+    `given`: by the user.
+    Returns what was given; else the keys of a scheduler that this process started; else what Dask's configuration says.
     """
     found: Security = given or KNOWN.get(address) or _maybe_call_security_loader(address) or Security()
     return found

@@ -23,14 +23,7 @@ def check_limits(workers: int) -> None:
 
     The limit of open files is raised if it may be.
 
-    Parameters
-    ----------
-    workers : int
-
-    Raises
-    ------
-    InputError
-        If there is no room for their connections, their locks or their files.
+    Raises `InputError` if there is no room for their connections, their locks or their files.
     """
     _raise_open_files(psutil.Process().num_fds() + FILES_OF_RUN + FILES_PER_WORKER * workers, workers)
     try:

@@ -39,12 +39,8 @@ class LoadingHandler(web.RequestHandler):
 class LatePages(web.Application):
     """Answers every request that no other application answers, until Dask's pages are loaded.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-        Started without a dashboard.
-    loaded : callable
-        Called with the scheduler once the pages are loaded.
+    `scheduler`: started without a dashboard.
+    `loaded`: called with the scheduler once the pages are loaded.
     """
 
     def __init__(self, scheduler: Scheduler, loaded: Callable[[Scheduler], None]) -> None:
@@ -68,11 +64,7 @@ class LatePages(web.Application):
 def load_pages_late(scheduler: Scheduler, loaded: Callable[[Scheduler], None]) -> None:
     """Let a scheduler that was started without a dashboard load Dask's pages on the first request for one.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-        Of this process.
-    loaded : callable
-        Called with the scheduler once the pages are loaded.
+    `scheduler`: of this process.
+    `loaded`: called with the scheduler once the pages are loaded.
     """
     scheduler.http_application.add_application(LatePages(scheduler, loaded))

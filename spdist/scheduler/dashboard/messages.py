@@ -29,96 +29,51 @@ Message = dict[str, Any]
 
 
 class RunStart(TypedDict):
-    """The plan of a run.
+    """The plan of a run."""
 
-    Attributes
-    ----------
-    target : str
-        Path or URL of C; the name of the reduction if C is not stored.
-    operands : dict
-        For A, B and C: ``url``, ``shape``, ``nnz``, ``bytes``; the entries of C are estimated.
-    engine : str
-    grid : dict
-        Numbers of row, inner and column blocks.
-    block_starts : list of int
-        First row of each block, or of each of at most `CELLS` groups of blocks.
-    rows, products : int
-        Rows of C, and products of the run.
-    memory_limit, host_limit, projected_memory : int
-        Bytes of a worker.
-    seconds : dict
-        Predicted core seconds by stage.
-    expected : float
-        Predicted wall seconds of the run; 0.0 if nobody knows. Older records have none.
-    resumed_row : int
-        Rows that were durable when the run began.
-    begun : float
-        Seconds since 1970.
-    versions : dict
-    """
-
-    target: str
+    target: str  # path or URL of C; the name of the reduction if C is not stored
+    # for A, B and C: ``url``, ``shape``, ``nnz``, ``bytes``; the entries of C are estimated
     operands: dict[str, dict[str, Any]]
     engine: str
-    grid: dict[str, int]
-    block_starts: list[int]
+    grid: dict[str, int]  # numbers of row, inner and column blocks
+    block_starts: list[int]  # first row of each block, or of each of at most `CELLS` groups of blocks
+    # rows of C, and products of the run
     rows: int
     products: int
+    # bytes of a worker
     memory_limit: int
     host_limit: int
     projected_memory: int
-    seconds: dict[str, float]
-    expected: float
-    resumed_row: int
-    begun: float
+    seconds: dict[str, float]  # predicted core seconds by stage
+    expected: float  # predicted wall seconds of the run; 0.0 if nobody knows. Older records have none.
+    resumed_row: int  # rows that were durable when the run began
+    begun: float  # seconds since 1970
     versions: dict[str, str]
 
 
 class RunProgress(TypedDict):
-    """The progress of a run.
+    """The progress of a run."""
 
-    Attributes
-    ----------
-    blocks, blocks_total : int
-        Finished blocks, and blocks known so far; splitting a block adds one.
-    products, products_total : int
-        Of finished blocks, and of all.
-    nnz : int
-        Entries of C with a known position.
-    durable_row : int
-        Rows of C that are durable.
-    in_flight : int
-        Blocks in flight.
-    multiplied, written, work : int
-        Of blocks that this run has multiplied, and written, and of all, by the time that they should take: see
-        `Progress`.
-    """
-
+    # finished blocks, and blocks known so far; splitting a block adds one
     blocks: int
     blocks_total: int
+    # of finished blocks, and of all
     products: int
     products_total: int
-    nnz: int
-    durable_row: int
-    in_flight: int
+    nnz: int  # entries of C with a known position
+    durable_row: int  # rows of C that are durable
+    in_flight: int  # blocks in flight
+    # of blocks that this run has multiplied, and written, and of all, by the time that they should take: see `Progress`
     multiplied: int
     written: int
     work: int
 
 
 class RunEnd(TypedDict):
-    """How a run ended.
-
-    Attributes
-    ----------
-    state : {"finished", "failed", "interrupted"}
-    error : str
-        Empty if it finished.
-    stages : dict
-        Exact totals of a run that finished: ``seconds``, ``bytes``, ``tasks`` and ``limit`` by stage. Timings that were
-        not published yet are in them.
-    """
+    """How a run ended."""
 
     state: str
-    error: str
+    error: str  # empty if it finished
+    # exact totals of a run that finished: ``seconds``, ``bytes``, ``tasks`` and ``limit`` by stage. Timings that were
+    # not published yet are in them.
     stages: dict[str, dict[str, float]]

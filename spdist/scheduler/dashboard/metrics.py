@@ -16,10 +16,7 @@ from spdist.scheduler.dashboard.runs import Runs
 class RunMetrics(Collector):
     """Metrics of the newest run of a scheduler.
 
-    Attributes
-    ----------
-    runs : Runs or None
-        None until a scheduler of this process collects runs.
+    `runs`: none until a scheduler of this process collects runs.
     """
 
     def __init__(self) -> None:
@@ -78,12 +75,7 @@ METRICS = RunMetrics()
 
 
 def serve_metrics(runs: Runs) -> None:
-    """Let this process's metrics describe the runs of a scheduler.
-
-    Parameters
-    ----------
-    runs : Runs
-    """
+    """Let this process's metrics describe the runs of a scheduler."""
     if METRICS.runs is None:
         REGISTRY.register(METRICS)
     METRICS.runs = runs

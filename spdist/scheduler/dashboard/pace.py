@@ -46,12 +46,8 @@ class Pace:
     other, even if they will have to wait for others to be written. While few blocks are done, how long the run was
     expected to take says more than they do.
 
-    Parameters
-    ----------
-    begun : float
-        When the run began, in seconds of any clock.
-    expected : float
-        Seconds that the run should take; 0.0 if nobody knows. Counts as much as the first few samples.
+    `begun`: when the run began, in seconds of any clock.
+    `expected`: seconds that the run should take; 0.0 if nobody knows. Counts as much as the first few samples.
 
     Examples
     --------

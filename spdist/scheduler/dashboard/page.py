@@ -15,15 +15,8 @@ _NO_DATA = '<script type="application/json" id="report">null</script>'
 def page_with(data: dict[str, Any]) -> str:
     """Return the page with its data inside, so that it needs no scheduler.
 
-    Parameters
-    ----------
-    data : dict
-        As `Runs.to_json` returns it.
-
-    Returns
-    -------
-    str
-        HTML.
+    `data`: as `Runs.to_json` returns it.
+    Returns HTML.
     """
     text = json.dumps(without_secrets(data), separators=(",", ":"))
     text = text.replace("<", "\\u003c")  # no name may end the script

@@ -37,13 +37,7 @@ class DataHandler(CheckedHandler):
 
 
 def add_page(scheduler: Scheduler, runs: Runs) -> None:
-    """Add the page to the routes of a scheduler and, if its dashboard is there, to the dashboard's menu.
-
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-    runs : Runs
-    """
+    """Add the page to the routes of a scheduler and, if its dashboard is there, to the dashboard's menu."""
     application: Any = scheduler.http_application
     prefix = next((app.prefix for app in application.applications if getattr(app, "prefix", "")), "")
     application.add_handlers(
@@ -60,10 +54,7 @@ def add_page(scheduler: Scheduler, runs: Runs) -> None:
 def add_to_menu(scheduler: Scheduler) -> None:
     """Add a link to the menu of Dask's pages, which all read one list.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-        Its dashboard is there.
+    `scheduler`: its dashboard is there.
     """
     try:
         from distributed.dashboard.scheduler import template_variables

@@ -53,11 +53,7 @@ class StageSums:
 class RunState:
     """The state of one run.
 
-    Parameters
-    ----------
-    name : str
-        Name of the job.
-    start : RunStart
+    `name`: name of the job.
     """
 
     name: str
@@ -84,13 +80,8 @@ class RunState:
     def add_timings(self, worker: str, timings: list[Message], limits: dict[str, float]) -> None:
         """Add runs of stages on a worker.
 
-        Parameters
-        ----------
-        worker : str
-        timings : list of dict
-            With the fields of `StageTiming`.
-        limits : dict
-            The machine's best bytes/s of some stages.
+        `timings`: with the fields of `StageTiming`.
+        `limits`: the machine's best bytes/s of some stages.
         """
         if worker not in self.workers and len(self.workers) >= WORKERS:
             worker = "other workers"
@@ -110,11 +101,7 @@ class RunState:
     def add_progress(self, now: float, progress: RunProgress) -> None:
         """Record the progress of the run.
 
-        Parameters
-        ----------
-        now : float
-            Seconds since 1970.
-        progress : RunProgress
+        `now`: seconds since 1970.
         """
         given: dict[str, Any] = {"multiplied": 0, "written": 0, "work": 0, **progress}  # not in older records
         known = {name: int(given[name]) for name in RunProgress.__annotations__}
@@ -132,23 +119,15 @@ class RunState:
     def add_event(self, now: float, text: str) -> None:
         """Add an event.
 
-        Parameters
-        ----------
-        now : float
-            Seconds since 1970.
-        text : str
-            What happened, for the user.
+        `now`: seconds since 1970.
+        `text`: what happened, for the user.
         """
         self.events.append((now, text))
 
     def finish(self, now: float, end: RunEnd) -> None:
         """Record the end of the run, and the exact totals of the stages.
 
-        Parameters
-        ----------
-        now : float
-            Seconds since 1970.
-        end : RunEnd
+        `now`: seconds since 1970.
         """
         self.end, self.ended = end, now
         for stage, total in end["stages"].items():
@@ -185,17 +164,9 @@ class RunState:
     def to_json(self, now: float, *, short: bool = False) -> dict[str, Any]:
         """Return the state as the page and the report read it.
 
-        Parameters
-        ----------
-        now : float
-            Seconds since 1970.
-        short : bool
-            Whether to leave out data that only pictures need.
-
-        Returns
-        -------
-        dict
-            At most about 50 kB as text.
+        `now`: seconds since 1970.
+        `short`: whether to leave out data that only pictures need.
+        Returns at most about 50 kB as text.
         """
         end = self.ended or now
         facts = {

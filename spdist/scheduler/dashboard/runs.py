@@ -19,14 +19,7 @@ MOST_RUNS = 20
 class Runs:
     """Folds the messages of runs, and describes them.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-
-    Attributes
-    ----------
-    by_name : OrderedDict
-        `RunState` by name of the job, oldest first.
+    `by_name`: `RunState` by name of the job, oldest first.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -38,16 +31,8 @@ class Runs:
     def fold(self, topic: str, message: Message) -> None:
         """Fold one message into the state of its run; ignore messages of unknown runs.
 
-        Parameters
-        ----------
-        topic : str
-            Dask topic of the message.
-        message : dict
-
-        Raises
-        ------
-        KeyError, TypeError, AttributeError, ValueError
-            If another version sent it.
+        `topic`: Dask topic of the message.
+        Raises `KeyError, TypeError, AttributeError, ValueError` if another version sent it.
         """
         now = time.time()
         if topic == RUNS and message["what"] == "start":
@@ -86,15 +71,8 @@ class Runs:
     def to_json(self, chosen: str = "") -> dict[str, Any]:
         """Return the state of all runs, newest first, and the memory of the workers.
 
-        Parameters
-        ----------
-        chosen : str
-            Name of the run to describe in detail; by default the newest. Other runs have no long lists, so that an
-            update of the page stays small.
-
-        Returns
-        -------
-        dict
+        `chosen`: name of the run to describe in detail; by default the newest. Other runs have no long lists, so that
+        an update of the page stays small.
         """
         now = time.time()
         detailed = chosen if chosen in self.by_name else next(reversed(self.by_name), "")

@@ -12,17 +12,9 @@ FIRST_WIDTH = 0.25
 class Timeline:
     """Adds up the busy seconds of stages in each bin of time.
 
-    Parameters
-    ----------
-    begin : float
-        Start of the first bin, in seconds since 1970.
-
-    Attributes
-    ----------
-    width : float
-        Seconds of a bin.
-    busy : dict
-        By stage, the worker seconds in each of `BINS` bins.
+    `begin`: start of the first bin, in seconds since 1970.
+    `width`: seconds of a bin.
+    `busy`: by stage, the worker seconds in each of `BINS` bins.
 
     Examples
     --------
@@ -39,12 +31,7 @@ class Timeline:
     def add(self, stage: str, begin: float, seconds: float) -> None:
         """Add one run of a stage; time before the first bin counts in the first bin.
 
-        Parameters
-        ----------
-        stage : str
-        begin : float
-            Seconds since 1970.
-        seconds : float
+        `begin`: seconds since 1970.
         """
         begin = max(begin - self.begin, 0.0)
         end = begin + seconds

@@ -46,30 +46,12 @@ def execute_alone(
 ) -> tuple[Outcome, Layout, Checksums]:
     """Run a plan, from where C's journal says; as `driver.execute`, without workers.
 
-    Parameters
-    ----------
-    name : str
-        Of the job.
-    draft : JobSpec
-        Operands and options; the plan decides the rest.
-    plan : Plan
-    layout : Layout
-        Of C, which was begun (`storage.matrix.begin`).
-    callbacks : RunCallbacks
-        `started` is not called: there is no dashboard.
-
-    Returns
-    -------
-    Outcome
-    Layout
-        Of C as it was written: block 0 decides on compression.
-    Checksums
-        Of C's Zarr chunks.
-
-    Raises
-    ------
-    SpdistError
-        If a stage failed.
+    `draft`: operands and options; the plan decides the rest.
+    `layout`: of C, which was begun (`storage.matrix.begin`).
+    `callbacks`: `started` is not called: there is no dashboard.
+    Returns of C as it was written: block 0 decides on compression.
+    Returns of C's Zarr chunks.
+    Raises `SpdistError` if a stage failed.
     """
     journal = Journal(layout)
     title, durable = locations.family_of(layout.url), journal.checkpoint.row
@@ -97,12 +79,8 @@ def execute_alone(
 class _Writer:
     """Writes blocks to C one after the other, and the Zarr chunks that they share as soon as all of one is there.
 
-    Attributes
-    ----------
-    layout : Layout
-        Of C; block 0 decides on compression.
-    blocks : int
-        Blocks that are written.
+    `layout`: of C; block 0 decides on compression.
+    `blocks`: blocks that are written.
     """
 
     def __init__(self, context: WorkerContext, layout: Layout, done_chunks: int) -> None:
@@ -131,13 +109,8 @@ class _Writer:
 class _ReadAhead:
     """Reads blocks in threads while those before them are made.
 
-    Parameters
-    ----------
-    context : WorkerContext
-    works : list of BlockWork
-        All blocks, in order.
-    most : int
-        Blocks that are read ahead.
+    `works`: all blocks, in order.
+    `most`: blocks that are read ahead.
     """
 
     def __init__(self, context: WorkerContext, works: list[BlockWork], most: int) -> None:
@@ -163,22 +136,10 @@ class _ReadAhead:
 class _Pipeline:
     """Makes the blocks of a plan in the calling thread; other threads read the next blocks, and one writes the last.
 
-    Parameters
-    ----------
-    context : WorkerContext
-    plan : Plan
-        Allows for blocks to read and a block to write beside the one that is made, or they take turns.
-    layout : Layout
-        Of C.
-    journal : Journal
-        Of C; says which rows are durable already.
-    report : callable
-        Takes the progress.
-
-    Attributes
-    ----------
-    nnz : int
-        Entries of C with a known position.
+    `plan`: allows for blocks to read and a block to write beside the one that is made, or they take turns.
+    `journal`: of C; says which rows are durable already.
+    `report`: takes the progress.
+    `nnz`: entries of C with a known position.
     """
 
     def __init__(
@@ -296,24 +257,8 @@ def _entries(counts: BlockCounts) -> int:
 def reduce_alone(name: str, draft: JobSpec, plan: Plan, what: reduction_spec.Reduction, callbacks: RunCallbacks) -> Any:
     """Return a reduction of a product; as `reduction.execute_reduction`, without workers.
 
-    Parameters
-    ----------
-    name : str
-        Of the job.
-    draft : JobSpec
-    plan : Plan
-    what : Reduction
-    callbacks : RunCallbacks
-
-    Returns
-    -------
-    float or array
-        As `reduction_spec.final_value` makes it.
-
-    Raises
-    ------
-    SpdistError
-        If a stage failed.
+    Returns as `reduction_spec.final_value` makes it.
+    Raises `SpdistError` if a stage failed.
     """
     title = f"{what if isinstance(what, str) else 'histogram'} of A @ B"
     with (

@@ -31,19 +31,9 @@ logger = logging.getLogger("spdist")
 class Announcer:
     """Sends the messages of one run.
 
-    Parameters
-    ----------
-    client : distributed.Client, optional
-        None if there is no scheduler.
-    name : str
-        Of the job.
-    heard : callable
-        Takes each message in this process, too.
-
-    Attributes
-    ----------
-    stages : dict
-        Totals by stage, once they are known.
+    `client`: none if there is no scheduler.
+    `heard`: takes each message in this process, too.
+    `stages`: totals by stage, once they are known.
     """
 
     def __init__(self, client: Client | None, name: str, heard: Callable[[Message], None]) -> None:
@@ -125,19 +115,8 @@ def announced(
 ) -> Iterator[Announcer]:
     """Announce a run for the time of a ``with`` block.
 
-    Parameters
-    ----------
-    client : distributed.Client, optional
-        None if there is no scheduler.
-    name : str
-        Of the job.
-    content : RunStart
-    heard : callable
-        Takes each message in this process, too.
-
-    Yields
-    ------
-    Announcer
+    `client`: none if there is no scheduler.
+    `heard`: takes each message in this process, too.
     """
     announcer = Announcer(client, name, heard)
     announcer.begin(content)
@@ -152,20 +131,9 @@ def announced(
 def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int, expected: float) -> RunStart:
     """Return what a run is going to do.
 
-    Parameters
-    ----------
-    plan : Plan
-    job : JobSpec
-    target : str
-        Path or URL of C, or the name of the reduction.
-    resumed_row : int
-        Rows that are durable already.
-    expected : float
-        Predicted wall seconds of all rows.
-
-    Returns
-    -------
-    RunStart
+    `target`: path or URL of C, or the name of the reduction.
+    `resumed_row`: rows that are durable already.
+    `expected`: predicted wall seconds of all rows.
     """
     rows = plan.a.shape[0]
     starts = [block.start for block in plan.blocks]

@@ -18,48 +18,27 @@ LEAST_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class AssignmentTuning:
-    """When a CPU worker may take a block that GPUs will reach later.
+    """When a CPU worker may take a block that GPUs will reach later."""
 
-    Attributes
-    ----------
-    safety_factor : float
-        The GPUs must need this many times as long to reach the block as the CPU worker needs to multiply it.
-    first_slowdown : float
-        Expected duration of the first block of a CPU worker, as a multiple of the estimate: other cores, and the GPUs'
-        threads, are busy.
-    lookahead : int
-        Remaining blocks among which one for a CPU worker is searched.
-    candidates : int
-        Blocks far enough ahead that are compared.
-    remembered : int
-        Last blocks by which GPUs, and CPU workers, are judged.
-    """
-
+    # the GPUs must need this many times as long to reach the block as the CPU worker needs to multiply it
     safety_factor: float = 1.5
+    # expected duration of the first block of a CPU worker, as a multiple of the estimate: other cores, and the GPUs'
+    # threads, are busy
     first_slowdown: float = 4.0
-    lookahead: int = 2048
-    candidates: int = 8
-    remembered: int = 8
+    lookahead: int = 2048  # remaining blocks among which one for a CPU worker is searched
+    candidates: int = 8  # blocks far enough ahead that are compared
+    remembered: int = 8  # last blocks by which GPUs, and CPU workers, are judged
 
 
 TUNING = AssignmentTuning()
 
 
 class BlockWork(NamedTuple):
-    """A block that remains to be computed.
-
-    Attributes
-    ----------
-    task : BlockTask
-    products : int
-        Multiply-adds.
-    nnz : int
-        Estimated entries of C.
-    """
+    """A block that remains to be computed."""
 
     task: BlockTask
-    products: int
-    nnz: int
+    products: int  # multiply-adds
+    nnz: int  # estimated entries of C
 
     @staticmethod
     def of(block: Block, number: BlockNumber = -1, start: int = 0) -> BlockWork:
@@ -71,11 +50,7 @@ class BlockWork(NamedTuple):
     def seconds(self, entry_bytes: int, *, on_gpu: bool) -> float:
         """Return the seconds that the block should take a typical worker, to multiply and to write.
 
-        Parameters
-        ----------
-        entry_bytes : int
-            Bytes of an entry of C; 0 if C is not written.
-        on_gpu : bool
+        `entry_bytes`: bytes of an entry of C; 0 if C is not written.
         """
         rates = GPU_RATES if on_gpu else RATES
         return (self.products + 1) / rates.product + self.nnz / rates.entry + entry_bytes * self.nnz / rates.write
@@ -118,17 +93,10 @@ class BlockAssigner:
     these it takes the one that costs it least in comparison to a GPU. If no block is far enough ahead, for instance
     towards the end of a run, it takes none.
 
-    Parameters
-    ----------
-    plan : Plan
-    blocks_in_flight : int
-        Blocks that a worker holds at most, from assignment until they are written.
-    has_gpu : callable, optional
-        Takes addresses; returns which of these workers have a GPU. Workers that do not answer are left out. Only engine
-        ``hybrid`` calls it.
-    clock : callable
-        Returns seconds.
-    tuning : AssignmentTuning
+    `blocks_in_flight`: blocks that a worker holds at most, from assignment until they are written.
+    `has_gpu`: takes addresses; returns which of these workers have a GPU. Workers that do not answer are left out. Only
+    engine ``hybrid`` calls it.
+    `clock`: returns seconds.
     """
 
     def __init__(
@@ -166,18 +134,11 @@ class BlockAssigner:
     def choose(self, remaining: Iterable[BlockWork], *, stuck: bool = False) -> tuple[str, int] | None:
         """Choose the worker that takes a block now, and the block.
 
-        Parameters
-        ----------
-        remaining : iterable of BlockWork
-            Blocks that are left, by rising rows.
-        stuck : bool
-            Whether all blocks in flight wait for the first remaining one. Then the least-loaded worker takes it, even
-            above its limit.
-
-        Returns
-        -------
-        (str, int) or None
-            Address of the worker, and position of the block in `remaining`; None if no worker should take one.
+        `remaining`: blocks that are left, by rising rows.
+        `stuck`: whether all blocks in flight wait for the first remaining one. Then the least-loaded worker takes it,
+        even above its limit.
+        Returns (str, int) or None: address of the worker, and position of the block in `remaining`; None if no worker
+        should take one.
         """
         gpus = [address for address in self.held if address not in self.cpu_workers]
         worker = self._least_loaded(gpus or self.held)

@@ -48,15 +48,9 @@ from spdist.storage.writer import Layout
 
 @dataclass(frozen=True)
 class DriverTuning:
-    """Intervals of the driver's periodic work.
+    """Intervals of the driver's periodic work."""
 
-    Attributes
-    ----------
-    worker_seconds : float
-        Seconds between two looks for new workers.
-    """
-
-    worker_seconds: float = 2.0
+    worker_seconds: float = 2.0  # seconds between two looks for new workers
 
 
 TUNING = DriverTuning()
@@ -64,38 +58,19 @@ TUNING = DriverTuning()
 
 @dataclass
 class Done:
-    """Finished work of a run.
+    """Finished work of a run."""
 
-    Attributes
-    ----------
-    nnz : int
-        Entries of C with a known position.
-    tasks, blocks : int
-        Of this run.
-    products : int
-        Products of finished blocks, blocks of earlier runs included.
-    """
-
-    nnz: int
+    nnz: int  # entries of C with a known position
+    # of this run
     tasks: int = 0
     blocks: int = 0
-    products: int = 0
+    products: int = 0  # products of finished blocks, blocks of earlier runs included
 
 
 class Driver:
     """Runs one plan from C's journal on; `run` returns when C's entries and row offsets are all written.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Its workers have the job installed.
-    name : str
-        Of the job.
-    plan : Plan
-    layout : Layout
-        Of C.
-    callbacks : RunCallbacks
-    tuning : DriverTuning
+    `client`: its workers have the job installed.
     """
 
     def __init__(
@@ -265,14 +240,9 @@ class Driver:
 def update_workers(assigner: BlockAssigner, client: Client, callbacks: RunCallbacks) -> None:
     """Tell an assigner which workers there are; waits until one may be used.
 
-    Parameters
-    ----------
-    assigner : BlockAssigner
-        Gets the addresses of the workers.
-    client : distributed.Client
-        Asked every `POLL_SECONDS` until it knows a worker.
-    callbacks : RunCallbacks
-        Its `admit` says which workers may be used.
+    `assigner`: gets the addresses of the workers.
+    `client`: asked every `POLL_SECONDS` until it knows a worker.
+    `callbacks`: its `admit` says which workers may be used.
     """
     assigner.update_workers(callbacks.admit(workers_of(client)))
     while not len(assigner):
@@ -283,22 +253,10 @@ def update_workers(assigner: BlockAssigner, client: Client, callbacks: RunCallba
 def completed_results(futures: Iterable[Future[Any]], completed: as_completed) -> list[Future[Any]]:
     """Return the completed futures whose results are still there.
 
-    Parameters
-    ----------
-    futures : iterable of Future
-        As `completed` returned them.
-    completed : distributed.as_completed
-        Futures whose result was lost with a worker are computed again; they are added here.
-
-    Returns
-    -------
-    list of Future
-        In the order of `futures`.
-
-    Raises
-    ------
-    SpdistError
-        If a task failed.
+    `futures`: as `completed` returned them.
+    `completed`: futures whose result was lost with a worker are computed again; they are added here.
+    Returns in the order of `futures`.
+    Raises `SpdistError` if a task failed.
     """
     finished = []
     for future in futures:
@@ -313,13 +271,7 @@ def completed_results(futures: Iterable[Future[Any]], completed: as_completed) -
 
 
 def unseen_chunk(client: Client, error: UnseenChunkError) -> SpdistError:
-    """Return the exception to raise if a Zarr chunk of C was written and this process does not see it.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    error : UnseenChunkError
-    """
+    """Return the exception to raise if a Zarr chunk of C was written and this process does not see it."""
     seen = client.run(is_seen, error.array, error.k, on_error="ignore")
     who = ", ".join(address for address, sees in seen.items() if sees)
     url = error.array.url
@@ -350,30 +302,12 @@ def execute(
 ) -> tuple[Outcome, Layout, Checksums]:
     """Run a plan on the workers of a client, from where C's journal says.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    name : str
-        Of the job, unique among the jobs of these workers; `plugins.prefetch` may have used it.
-    draft : JobSpec
-        Operands and options; the plan decides the rest.
-    plan : Plan
-    layout : Layout
-        Of C, which was begun (`storage.matrix.begin`).
-    callbacks : RunCallbacks
-
-    Returns
-    -------
-    Outcome
-    Layout
-        Of C as it was written: block 0 decides on compression.
-    Checksums
-        Of C's Zarr chunks.
-
-    Raises
-    ------
-    SpdistError
-        If a stage failed. Durable rows stay, and the journal says how many they are.
+    `name`: of the job, unique among the jobs of these workers; `plugins.prefetch` may have used it.
+    `draft`: operands and options; the plan decides the rest.
+    `layout`: of C, which was begun (`storage.matrix.begin`).
+    Returns of C as it was written: block 0 decides on compression.
+    Returns of C's Zarr chunks.
+    Raises `SpdistError` if a stage failed. Durable rows stay, and the journal says how many they are.
     """
     timings = TimingSubscriber(name, callbacks.timed) if callbacks.timed is not None else None
     if timings is not None:  # before workers have the job: they begin to publish as soon as they have it

@@ -34,15 +34,8 @@ which it is for these tasks only if names descend along dependencies: preprocess
 class TaskGraph:
     """Submits the tasks of one job.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    job : str
-        Name of the job on the workers.
-    pieces : int
-        Pieces of a split block.
-    layout : Layout
-        Of C.
+    `job`: name of the job on the workers.
+    `pieces`: pieces of a split block.
     """
 
     def __init__(self, client: Client, job: str, pieces: int, layout: Layout) -> None:
@@ -72,16 +65,9 @@ class TaskGraph:
     ) -> Future[Any]:
         """Submit the commit of a multiplied block; the result is its fragments of shared Zarr chunks.
 
-        Parameters
-        ----------
-        task : BlockTask
-        counts : BlockCounts
-        offset, done_chunks : int
-            See `CommitTarget`.
-        worker : str
-            Address of the worker that multiplied the block.
-        multiplied : Future
-            As `multiply` returned it.
+        `offset, done_chunks`: see `CommitTarget`.
+        `worker`: address of the worker that multiplied the block.
+        `multiplied`: as `multiply` returned it.
         """
         target = CommitTarget(self.layout, offset, done_chunks)
         arguments = task, len(counts.row_nnz), counts.digest, target
@@ -120,24 +106,12 @@ def _run_stage_after(_: object, job: str, stage: str, *arguments: object) -> Any
 def run_stage(job: str, stage: str, *arguments: object) -> Any:
     """Run one stage of a job on this worker: the function of every Dask task.
 
-    Parameters
-    ----------
-    job : str
-        Name of an installed job (`worker.CONTEXTS`).
-    stage : str
-        One of `STAGES`.
-    *arguments
-        Passed to the stage after its context.
-
-    Returns
-    -------
-    object
-        What the stage returns.
-
-    Raises
-    ------
-    Reschedule
-        If this worker does not fit the job, or may no longer write to C: Dask runs the stage on another worker.
+    `job`: name of an installed job (`worker.CONTEXTS`).
+    `stage`: one of `STAGES`.
+    `*arguments`: passed to the stage after its context.
+    Returns what the stage returns.
+    Raises `Reschedule` if this worker does not fit the job, or may no longer write to C: Dask runs the stage on another
+    worker.
     """
     if job in STAYING_OUT:
         raise Reschedule

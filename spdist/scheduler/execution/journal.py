@@ -29,11 +29,7 @@ READERS = 4
 class UnseenChunkError(Exception):
     """A Zarr chunk that was written is not there.
 
-    Parameters
-    ----------
-    array : ChunkedArray
-    k : int
-        Number of the Zarr chunk.
+    `k`: number of the Zarr chunk.
     """
 
     def __init__(self, array: ChunkedArray, k: int) -> None:
@@ -44,11 +40,7 @@ class UnseenChunkError(Exception):
 def is_seen(array: ChunkedArray, k: int) -> bool:
     """Whether this process sees a Zarr chunk; for `Client.run`.
 
-    Parameters
-    ----------
-    array : ChunkedArray
-    k : int
-        Number of the Zarr chunk.
+    `k`: number of the Zarr chunk.
     """
     try:
         array.stored_checksums(k, k + 1)
@@ -60,17 +52,8 @@ def is_seen(array: ChunkedArray, k: int) -> bool:
 class WrittenChunks:
     """Reads the checksums of C's entries as workers write their Zarr chunks, in threads of its own.
 
-    Parameters
-    ----------
-    layout : Layout
-        Of C.
-    checksums : Checksums
-        Of the Zarr chunks that were written before.
-
-    Attributes
-    ----------
-    count : int
-        Zarr chunks, from the first one on, whose checksums are read.
+    `checksums`: of the Zarr chunks that were written before.
+    `count`: Zarr chunks, from the first one on, whose checksums are read.
     """
 
     def __init__(self, layout: Layout, checksums: Checksums) -> None:
@@ -84,10 +67,7 @@ class WrittenChunks:
     def advance(self, written: int, *, wait: bool = False) -> int:
         """Read the checksums of Zarr chunks up to `written`; return how many are read, all of them with `wait`.
 
-        Raises
-        ------
-        UnseenChunkError
-            If a Zarr chunk is not there.
+        Raises `UnseenChunkError` if a Zarr chunk is not there.
         """
         for first in range(self._asked, written, BATCH):
             last = min(first + BATCH, written)
@@ -130,17 +110,10 @@ class WrittenChunks:
 
 @dataclass(frozen=True)
 class JournalTuning:
-    """When the journal is written.
+    """When the journal is written."""
 
-    Attributes
-    ----------
-    seconds : float
-        Least seconds between two writes.
-    share : float
-        Largest share of the time that writes take: the journal grows with C, and then it is written less often.
-    """
-
-    seconds: float = 0.5
+    seconds: float = 0.5  # least seconds between two writes
+    # largest share of the time that writes take: the journal grows with C, and then it is written less often
     share: float = 0.01
 
 
@@ -150,11 +123,7 @@ TUNING = JournalTuning()
 class Journal:
     """The durable part of C during a run: the only writer of C's row offsets and of its journal.
 
-    Parameters
-    ----------
-    layout : Layout
-        Of C, which is continued from its journal; see `resume_from`.
-    tuning : JournalTuning, optional
+    `layout`: of C, which is continued from its journal; see `resume_from`.
     """
 
     def __init__(self, layout: Layout, tuning: JournalTuning | None = None) -> None:
@@ -176,13 +145,7 @@ class Journal:
         self.checkpoint = replace(self.checkpoint, row=stop, nnz=int(ends[-1]) if len(ends) else offset)
 
     def keep(self, chunks: int, *, is_last: bool = False) -> None:
-        """Set how many Zarr chunks are durable, and write the journal now and then, or if it is the last time.
-
-        Parameters
-        ----------
-        chunks : int
-        is_last : bool
-        """
+        """Set how many Zarr chunks are durable, and write the journal now and then, or if it is the last time."""
         has_grown = chunks != self.checkpoint.chunks
         self.checkpoint = replace(self.checkpoint, chunks=chunks)
         begin = time.monotonic()

@@ -33,12 +33,7 @@ IDLE_MEMORY: dict[str, int] = {}
 class InstallPlugin(WorkerPlugin):
     """Installs a job on every worker, also on workers that join later.
 
-    Parameters
-    ----------
-    name : str
-    job : JobSpec
-    check : JoinCheck
-        Check that each worker runs first.
+    `check`: check that each worker runs first.
     """
 
     def __init__(self, name: str, job: JobSpec, check: JoinCheck) -> None:
@@ -90,11 +85,7 @@ class InstallPlugin(WorkerPlugin):
 class PrefetchPlugin(WorkerPlugin):
     """Warms workers up while the plan is made, and begins to read B if it is sure to be resident.
 
-    Parameters
-    ----------
-    name : str
-    job : JobSpec
-        As far as it is known without a plan.
+    `job`: as far as it is known without a plan.
     """
 
     def __init__(self, name: str, job: JobSpec) -> None:
@@ -121,15 +112,7 @@ class PrefetchPlugin(WorkerPlugin):
 def job_on(worker: Worker, job: JobSpec) -> JobSpec:
     """Return the job for one worker: a worker in the client's process shares no memory with others.
 
-    Parameters
-    ----------
-    worker : distributed.Worker
-    job : JobSpec
-
-    Returns
-    -------
-    JobSpec
-        `job` itself if the worker is a process; otherwise a copy with an empty `shared_name`.
+    Returns `job` itself if the worker is a process; otherwise a copy with an empty `shared_name`.
     """
     return job if worker.nanny else replace(job, shared_name="")
 
@@ -139,12 +122,8 @@ def warm_up(context: WorkerContext, worker: Worker) -> None:
 
     A worker in the client's process loads and compiles for a single block when it must.
 
-    Parameters
-    ----------
-    context : WorkerContext
-        Loads and compiles for its job.
-    worker : distributed.Worker
-        Its idle memory is stored in `IDLE_MEMORY`.
+    `context`: loads and compiles for its job.
+    `worker`: its idle memory is stored in `IDLE_MEMORY`.
     """
     if worker.nanny:
         worker_process.dask_setup(worker)
@@ -158,19 +137,9 @@ def warm_up(context: WorkerContext, worker: Worker) -> None:
 def installed(client: Client, name: str, job: JobSpec, place: str = "") -> Iterator[None]:
     """Install a job on all workers, and remove it at the end.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    name : str
-        Of the job, unique among the jobs of these workers.
-    job : JobSpec
-    place : str
-        Path or URL of the unfinished C; empty if C is not stored.
-
-    Yields
-    ------
-    None
-        While the job is installed.
+    `name`: of the job, unique among the jobs of these workers.
+    `place`: path or URL of the unfinished C; empty if C is not stored.
+    Yields while the job is installed.
     """
     try:
         register(client, InstallPlugin(name, job, JoinCheck.of(client, job, place)), name)
@@ -183,18 +152,9 @@ def installed(client: Client, name: str, job: JobSpec, place: str = "") -> Itera
 def prefetch(client: Client, name: str, job: JobSpec) -> Iterator[None]:
     """Let workers prefetch for a job until its run is over; a run that installs the job takes over the prefetched data.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    name : str
-        Under which the job will be installed.
-    job : JobSpec
-        As far as it is known without a plan; `resident` if B is sure to be.
-
-    Yields
-    ------
-    None
-        While workers may prefetch.
+    `name`: under which the job will be installed.
+    `job`: as far as it is known without a plan; `resident` if B is sure to be.
+    Yields while workers may prefetch.
     """
     try:
         register(client, PrefetchPlugin(name, job), f"{name}-prefetch")
@@ -206,17 +166,8 @@ def prefetch(client: Client, name: str, job: JobSpec) -> Iterator[None]:
 def peak_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
     """Return a worker's peak bytes of host memory beyond its idle memory, and of GPU memory; for `Client.run`.
 
-    Parameters
-    ----------
-    name : str
-        Of the job.
-    dask_worker : distributed.Worker
-        Passed by Dask, which knows this parameter by its name.
-
-    Returns
-    -------
-    host, device : int
-        Bytes; `device` is 0 if the worker has no GPU or no longer has the job.
+    `dask_worker`: passed by Dask, which knows this parameter by its name.
+    Returns `host, device`: bytes; `device` is 0 if the worker has no GPU or no longer has the job.
     """
     peak = worker_process.peak_memory() - IDLE_MEMORY[dask_worker.address]
     return max(peak, 0), CONTEXTS[name].gpu_peak() if name in CONTEXTS else 0
@@ -225,14 +176,7 @@ def peak_memory(name: str, dask_worker: Worker) -> tuple[int, int]:
 def compilations(client: Client) -> list[phases.Span]:
     """Return when the workers of a client compiled kernels, since the call began whose clock runs.
 
-    Parameters
-    ----------
-    client : distributed.Client
-
-    Returns
-    -------
-    list of (float, float)
-        Begin and end in seconds since 1970, as the workers' clocks tell them.
+    Returns begin and end in seconds since 1970, as the workers' clocks tell them.
     """
     found = client.run(_compilations, phases.call_begin(), on_error="ignore")
     return [span for spans in found.values() for span in spans]

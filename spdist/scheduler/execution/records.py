@@ -20,47 +20,26 @@ Piece = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything that the tasks of one product share; it travels to every worker.
+    """Everything that the tasks of one product share; it travels to every worker."""
 
-    Attributes
-    ----------
-    a, b : StoredMatrix
-        The operands.
-    engine : str
-        Multiplies the blocks.
-    resident : bool
-        Whether each worker keeps the whole of B in memory.
-    inner_bounds, column_bounds : tuple of int
-        Cuts of the inner dimension and of B's columns; only split blocks use them.
-    blocks_in_flight : int
-        Blocks that a worker holds at once, at most.
-    threads : int
-        Cores of a worker that multiply.
-    threads_share_blocks : bool
-        Whether they multiply one block at a time, or a block each.
-    is_one_block : bool
-        Whether the plan has one block: a worker in the client's process then loads only modules that it needs.
-    memory_limit, host_limit : int
-        Bytes of the limited memory, and of the host's memory. They differ only when a GPU multiplies.
-    product : StoredProductSpec
-        Semiring, mask and epilogue.
-    shared_name : str
-        Name of the shared memory in which the workers of one host keep a resident B; empty: each worker keeps its own.
-    """
-
+    # the operands
     a: StoredMatrix
     b: StoredMatrix
-    engine: str
-    resident: bool
+    engine: str  # multiplies the blocks
+    resident: bool  # whether each worker keeps the whole of B in memory
+    # cuts of the inner dimension and of B's columns; only split blocks use them
     inner_bounds: tuple[int, ...]
     column_bounds: tuple[int, ...]
-    blocks_in_flight: int = 1
-    threads: int = 1
-    threads_share_blocks: bool = False
+    blocks_in_flight: int = 1  # blocks that a worker holds at once, at most
+    threads: int = 1  # cores of a worker that multiply
+    threads_share_blocks: bool = False  # whether they multiply one block at a time, or a block each
+    # whether the plan has one block: a worker in the client's process then loads only modules that it needs
     is_one_block: bool = False
+    # bytes of the limited memory, and of the host's memory. They differ only when a GPU multiplies.
     memory_limit: int = 0
     host_limit: int = 0
-    product: StoredProductSpec = WHOLE
+    product: StoredProductSpec = WHOLE  # semiring, mask and epilogue
+    # name of the shared memory in which the workers of one host keep a resident B; empty: each worker keeps its own
     shared_name: str = ""
 
     def with_plan(self, plan: Plan, shared_name: str) -> JobSpec:
@@ -104,69 +83,36 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class BlockTask:
-    """A row block as the driver hands it to a worker.
+    """A row block as the driver hands it to a worker."""
 
-    Attributes
-    ----------
-    number : int
-        Numbers blocks in the order of submission; block 0 decides whether C's values are compressed.
-    start, stop : int
-        Rows ``[start:stop)`` of A and C.
-    capacity : int
-        Entries of C for which there is room.
-    split : bool
-        Whether the block is multiplied in pieces.
-    b_bytes : int
-        Bytes of memory for the rows of B.
-    """
-
-    number: BlockNumber
+    number: BlockNumber  # numbers blocks in the order of submission; block 0 decides whether C's values are compressed
+    # rows ``[start:stop)`` of A and C
     start: int
     stop: int
-    capacity: int
-    split: bool
-    b_bytes: int = 0
+    capacity: int  # entries of C for which there is room
+    split: bool  # whether the block is multiplied in pieces
+    b_bytes: int = 0  # bytes of memory for the rows of B
 
 
 @dataclass(frozen=True)
 class BlockOperands:
-    """Operands of one block.
+    """Operands of one block."""
 
-    Attributes
-    ----------
-    a : CSR
-        Rows of A; their columns number the rows of `b`.
-    b : CSR, optional
-        The rows of B that they need; None when B is resident.
-    mask : CSR, optional
-        Rows of the mask.
-    offset_in_b : SubmatrixOffset, optional
-        Position of `a` inside `b`, when A and B are the same matrix.
-    """
-
-    a: CSR
-    b: CSR | None
-    mask: CSR | None = None
-    offset_in_b: SubmatrixOffset | None = None
+    a: CSR  # rows of A; their columns number the rows of `b`
+    b: CSR | None  # the rows of B that they need; None when B is resident
+    mask: CSR | None = None  # rows of the mask
+    offset_in_b: SubmatrixOffset | None = None  # position of `a` inside `b`, when A and B are the same matrix
 
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Counts of a multiplied block, for the driver.
+    """Counts of a multiplied block, for the driver."""
 
-    Attributes
-    ----------
-    row_nnz : (rows,) uint32 or int64
-        Entries of each finished row; fewer rows than the task has when its capacity was too small.
-    digest : bytes
-        Digest of `row_nnz`: a block that is computed again must have an equal digest.
-    compresses : bool
-        Whether the values are worth compressing; only block 0 is probed.
-    """
-
+    # (rows,) uint32 or int64: entries of each finished row; fewer rows than the task has when its capacity was too
+    # small
     row_nnz: Int64Array
-    digest: bytes
-    compresses: bool
+    digest: bytes  # digest of `row_nnz`: a block that is computed again must have an equal digest
+    compresses: bool  # whether the values are worth compressing; only block 0 is probed
 
     @property
     def nnz(self) -> int:
@@ -176,61 +122,35 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class ChunkFragment:
-    """The part of a block in a Zarr chunk shared with other blocks.
+    """The part of a block in a Zarr chunk shared with other blocks."""
 
-    Attributes
-    ----------
-    offset : int
-        Position of its first entry in C.
-    indices, data : array
-        Its columns and values.
-    """
-
-    offset: int
+    offset: int  # position of its first entry in C
+    # its columns and values
     indices: ValueArray
     data: ValueArray
 
 
 @dataclass(frozen=True)
 class StageTiming:
-    """One run of one stage; published to the driver and written to ``--record`` files.
-
-    Attributes
-    ----------
-    stage : str
-    row : int
-        First row of the block; -1 when the stage has no block.
-    begin, seconds : float
-        Start in seconds since 1970, and duration.
-    nbytes : int
-        Bytes moved.
-    """
+    """One run of one stage; published to the driver and written to ``--record`` files."""
 
     stage: str
-    row: int
+    row: int  # first row of the block; -1 when the stage has no block
+    # start in seconds since 1970, and duration
     begin: float
     seconds: float
-    nbytes: int
+    nbytes: int  # bytes moved
 
 
 @dataclass(frozen=True)
 class StageTotal:
-    """Time and bytes of one stage on one worker.
+    """Time and bytes of one stage on one worker."""
 
-    Attributes
-    ----------
-    seconds : float
-        Wall time.
-    nbytes, tasks : int
-        Bytes moved, and runs of the stage.
-    limit : float
-        Bytes/s that the machine moves at best: one core in memory, or the bus; 0.0 when unknown.
-    """
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall time
+    # bytes moved, and runs of the stage
     nbytes: int = 0
     tasks: int = 0
-    limit: float = 0.0
+    limit: float = 0.0  # bytes/s that the machine moves at best: one core in memory, or the bus; 0.0 when unknown
 
     def plus(self, timing: StageTiming) -> StageTotal:
         """Return the total with one more run."""
@@ -241,24 +161,12 @@ class StageTotal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result and costs of a run.
+    """Result and costs of a run."""
 
-    Attributes
-    ----------
-    nnz : int
-        Entries of C.
-    blocks : int
-        Blocks that this run computed; a resumed run does not count earlier blocks.
-    peak_host_memory, peak_device_memory : int
-        Peak bytes of the worst worker beyond its idle memory.
-    workers : int
-    stages : dict
-        See `telemetry.add_totals`.
-    """
-
-    nnz: int
-    blocks: int
+    nnz: int  # entries of C
+    blocks: int  # blocks that this run computed; a resumed run does not count earlier blocks
+    # peak bytes of the worst worker beyond its idle memory
     peak_host_memory: int
     peak_device_memory: int
     workers: int
-    stages: dict[str, dict[str, float]] = field(default_factory=dict)
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)  # see `telemetry.add_totals`

@@ -32,21 +32,9 @@ logger = logging.getLogger("spdist")
 def resume_from(layout: Layout) -> DurablePart:
     """Return the durable part of an unfinished C, after a look at it; Zarr chunks beyond that part are deleted.
 
-    Parameters
-    ----------
-    layout : Layout
-        Of C.
-
-    Returns
-    -------
-    DurablePart
-        What the journal says; or less if Zarr chunks are missing or other than they were, which a warning says. A
-        damaged journal says that nothing is durable.
-
-    Raises
-    ------
-    ResumeError
-        If another version of spdist wrote the journal.
+    Returns what the journal says; or less if Zarr chunks are missing or other than they were, which a warning says. A
+    damaged journal says that nothing is durable.
+    Raises `ResumeError` if another version of spdist wrote the journal.
     """
     try:
         found = read_journal(layout.url)
@@ -67,17 +55,8 @@ def resume_from(layout: Layout) -> DurablePart:
 def roll_back(layout: Layout, part: DurablePart) -> DurablePart:
     """Return the part of C before the first Zarr chunk that is missing or other than the journal says.
 
-    Parameters
-    ----------
-    layout : Layout
-        Of C.
-    part : DurablePart
-        What the journal says.
-
-    Returns
-    -------
-    DurablePart
-        `part` itself if nothing is missing or other.
+    `part`: what the journal says.
+    Returns `part` itself if nothing is missing or other.
     """
     sums = part.checksums
     whole = [count_whole(layout.array(name), getattr(sums, name)) for name in groups.ARRAYS]
@@ -105,16 +84,8 @@ def roll_back(layout: Layout, part: DurablePart) -> DurablePart:
 def count_whole(array: ChunkedArray, expected: Table) -> int:
     """Return how many Zarr chunks, from the first one on, are there and have the checksum that they should have.
 
-    Parameters
-    ----------
-    array : ChunkedArray
-    expected : (n,) uint32
-        A checksum for each Zarr chunk. The contents are compared with their checksums in the newest Zarr chunks only,
-        as many as `CHECKED_WHOLE` allows.
-
-    Returns
-    -------
-    int
+    `expected`: (n,) uint32: A checksum for each Zarr chunk. The contents are compared with their checksums in the
+    newest Zarr chunks only, as many as `CHECKED_WHOLE` allows.
     """
     for k in range(0, len(expected), BATCH):
         good = _count_equal(array, k, expected[k : k + BATCH])

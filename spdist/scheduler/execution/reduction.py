@@ -35,27 +35,11 @@ def execute_reduction(
 ) -> Any:
     """Return a reduction of a product.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    name : str
-        Of the job, unique among the jobs of these workers; `plugins.prefetch` may have used it.
-    draft : JobSpec
-        Operands and options; the plan decides the rest.
-    plan : Plan
-    what : Reduction
-    callbacks : RunCallbacks
-        `timed` is not called.
-
-    Returns
-    -------
-    float or array
-        As `reduction_spec.final_value` makes it of the reductions of all blocks.
-
-    Raises
-    ------
-    SpdistError
-        If a task failed.
+    `name`: of the job, unique among the jobs of these workers; `plugins.prefetch` may have used it.
+    `draft`: operands and options; the plan decides the rest.
+    `callbacks`: `timed` is not called.
+    Returns as `reduction_spec.final_value` makes it of the reductions of all blocks.
+    Raises `SpdistError` if a task failed.
     """
     job = replace(draft.with_plan(plan, shared_name(client)), blocks_in_flight=plan.threads)
     with installed(client, name, job):

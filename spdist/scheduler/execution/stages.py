@@ -31,43 +31,19 @@ from spdist.storage.writer import Layout
 
 @dataclass(frozen=True)
 class CommitTarget:
-    """Where a block goes in C.
-
-    Attributes
-    ----------
-    layout : Layout
-        Of C.
-    offset : int
-        Position of the block's first entry in C.
-    done_chunks : int
-        Zarr chunks that are already written, from the first one on.
-    """
+    """Where a block goes in C."""
 
     layout: Layout
-    offset: int
-    done_chunks: int
+    offset: int  # position of the block's first entry in C
+    done_chunks: int  # Zarr chunks that are already written, from the first one on
 
 
 def preprocess(context: WorkerContext, task: BlockTask, piece: int = 0) -> BlockOperands:
     """Read the rows of A, B and the mask that a block, or one piece of it, needs.
 
-    Parameters
-    ----------
-    context : WorkerContext
-    task : BlockTask
-    piece : int
-        Which piece of a split block to read.
-
-    Returns
-    -------
-    BlockOperands
-
-    Raises
-    ------
-    MatrixError
-        If rows of A or B are not canonical.
-    CorruptError
-        If a Zarr chunk is missing, truncated or altered.
+    `piece`: which piece of a split block to read.
+    Raises `MatrixError` if rows of A or B are not canonical.
+    Raises `CorruptError` if a Zarr chunk is missing, truncated or altered.
     """
     with context.telemetry.measure("preprocess", task.start) as add_bytes:
         mask = context.job.product.read_mask(task.start, task.stop)
@@ -107,19 +83,10 @@ def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, p
 def merge(context: WorkerContext, task: BlockTask, piece: int) -> BlockCounts:
     """Add the partial product of `piece` to the sum of the pieces before it.
 
-    Parameters
-    ----------
-    context : WorkerContext
-        Holds both summands, unless a worker has died; the block is then computed again up to `piece`.
-    task : BlockTask
-        A split block.
-    piece : int
-        At least 1.
-
-    Returns
-    -------
-    BlockCounts
-        Of the sum.
+    `context`: holds both summands, unless a worker has died; the block is then computed again up to `piece`.
+    `task`: A split block.
+    `piece`: at least 1.
+    Returns of the sum.
     """
     result, partial = context.results.get(task.number), context.partial_results.pop(task.number, None)
     if result is None or partial is None or (result.piece, partial.piece) != (piece - 1, piece):
@@ -136,17 +103,8 @@ def merge(context: WorkerContext, task: BlockTask, piece: int) -> BlockCounts:
 def compute(context: WorkerContext, task: BlockTask, pieces: int) -> CSR:
     """Run the stages up to the commit one after the other; the result stays in the context, too.
 
-    Parameters
-    ----------
-    context : WorkerContext
-    task : BlockTask
-    pieces : int
-        How many pieces to multiply and merge, from the first one on; 1 for a block that is not split.
-
-    Returns
-    -------
-    CSR
-        The rows of C that fitted the block's capacity.
+    `pieces`: how many pieces to multiply and merge, from the first one on; 1 for a block that is not split.
+    Returns the rows of C that fitted the block's capacity.
     """
     for piece in range(pieces):
         multiply(context, task, preprocess(context, task, piece), piece)
@@ -160,23 +118,9 @@ def commit(
 ) -> list[ChunkFragment]:
     """Write the Zarr chunks that lie inside a block; return its fragments of chunks shared with other blocks.
 
-    Parameters
-    ----------
-    context : WorkerContext
-    task : BlockTask
-    rows, digest
-        From the block's `BlockCounts`.
-    target : CommitTarget
-
-    Returns
-    -------
-    list of ChunkFragment
-        At most two: the head and the tail of the block. Fragments of chunks that are already written are left out.
-
-    Raises
-    ------
-    SpdistError
-        If the block had to be computed again and came out different.
+    `rows, digest`: from the block's `BlockCounts`.
+    Returns at most two: the head and the tail of the block. Fragments of chunks that are already written are left out.
+    Raises `SpdistError` if the block had to be computed again and came out different.
     """
     layout, offset = target.layout, target.offset
     result = context.results.get(task.number)
@@ -200,24 +144,10 @@ def commit(
 def recompute(context: WorkerContext, task: BlockTask, rows: int, digest: bytes) -> CSR:
     """Compute a block whose worker died, and check that it has the pattern it had before.
 
-    Parameters
-    ----------
-    context : WorkerContext
-    task : BlockTask
-    rows : int
-        Rows that the block had.
-    digest : bytes
-        Digest of their numbers of entries, from `BlockCounts`.
-
-    Returns
-    -------
-    CSR
-        Of `rows` rows.
-
-    Raises
-    ------
-    SpdistError
-        If the rows have other numbers of entries than before.
+    `rows`: rows that the block had.
+    `digest`: digest of their numbers of entries, from `BlockCounts`.
+    Returns of `rows` rows.
+    Raises `SpdistError` if the rows have other numbers of entries than before.
     """
     context.telemetry.announce(_computed_again(task))
     c = compute(context, task, context.job.pieces_of(task))
@@ -237,15 +167,8 @@ def _computed_again(task: BlockTask) -> str:
 def join(context: WorkerContext, layout: Layout, k: int, *fragments: list[ChunkFragment]) -> None:
     """Write Zarr chunk `k` from the fragments of the blocks that share it.
 
-    Parameters
-    ----------
-    context : WorkerContext
-    layout : Layout
-        Of C.
-    k : int
-        Number of the Zarr chunk.
-    *fragments : list of ChunkFragment
-        The results of the commits that share the chunk, in any order; fragments of other chunks are ignored.
+    `k`: number of the Zarr chunk.
+    `*fragments`: the results of the commits that share the chunk, in any order; fragments of other chunks are ignored.
     """
     with context.telemetry.measure("join", -1) as add_bytes:
         in_chunk = sorted(
@@ -303,12 +226,8 @@ STAGES: dict[str, Callable[..., Any]] = {
 def stage_failure(what: str, error: BaseException) -> Exception:
     """Return the exception to raise if a stage failed.
 
-    Parameters
-    ----------
-    what : str
-        Names the stage.
-    error : Exception
-        What the stage raised.
+    `what`: names the stage.
+    `error`: what the stage raised.
     """
     if isinstance(error, SpdistError):
         return error
@@ -320,17 +239,9 @@ def stage_failure(what: str, error: BaseException) -> Exception:
 def count(c: CSR, task: BlockTask) -> BlockCounts:
     """Return what the driver needs to find a block's position in C.
 
-    Parameters
-    ----------
-    c : CSR
-        The rows of C that were multiplied.
-    task : BlockTask
-        Only values of block 0 are compressed on trial.
-
-    Returns
-    -------
-    BlockCounts
-        Row lengths are uint32 if they fit, otherwise int64.
+    `c`: the rows of C that were multiplied.
+    `task`: only values of block 0 are compressed on trial.
+    Returns row lengths are uint32 if they fit, otherwise int64.
     """
     lengths, digest = np.diff(c.indptr), _digest(c)
     fits = len(lengths) == 0 or lengths.max() <= np.iinfo(np.uint32).max
@@ -346,19 +257,10 @@ def _digest(c: CSR) -> bytes:
 def shared_slices(offset: int, nnz: int, chunk: int) -> list[tuple[int, int]]:
     """Return the head and the tail of a block, which do not fill a Zarr chunk.
 
-    Parameters
-    ----------
-    offset : int
-        Position of the block's first entry in C.
-    nnz : int
-        Entries of the block.
-    chunk : int
-        Entries of a Zarr chunk.
-
-    Returns
-    -------
-    list of (int, int)
-        Ranges of entries, counted from the block's first; at most two.
+    `offset`: position of the block's first entry in C.
+    `nnz`: entries of the block.
+    `chunk`: entries of a Zarr chunk.
+    Returns ranges of entries, counted from the block's first; at most two.
 
     Examples
     --------

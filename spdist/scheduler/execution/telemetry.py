@@ -26,32 +26,19 @@ TimingRecord = dict[str, Any]
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run.
+    """Progress of a run."""
 
-    Attributes
-    ----------
-    blocks, blocks_total : int
-        Finished blocks, and blocks known so far.
-    products, products_total : int
-        Products (multiply-adds) of the finished blocks, and of all.
-    nnz : int
-        Entries of C with a known position.
-    durable_row : int
-        Rows of C that are durable; 0 if C is not stored.
-    in_flight : int
-        Blocks that workers have.
-    multiplied, written, work : int
-        Of blocks that this run has multiplied, and written, and of all that it does, in microseconds of a typical core;
-        without what was durable before.
-    """
-
+    # finished blocks, and blocks known so far
     blocks: int
     blocks_total: int
+    # products (multiply-adds) of the finished blocks, and of all
     products: int
     products_total: int
-    nnz: int
-    durable_row: int = 0
-    in_flight: int = 0
+    nnz: int  # entries of C with a known position
+    durable_row: int = 0  # rows of C that are durable; 0 if C is not stored
+    in_flight: int = 0  # blocks that workers have
+    # of blocks that this run has multiplied, and written, and of all that it does, in microseconds of a typical core;
+    # without what was durable before
     multiplied: int = 0
     written: int = 0
     work: int = 0
@@ -59,54 +46,29 @@ class Progress:
 
 @dataclass(frozen=True)
 class InFlight:
-    """The blocks of a run that are not finished.
+    """The blocks of a run that are not finished."""
 
-    Attributes
-    ----------
-    finished : int
-        Tasks that were finished so far.
-    blocks : int
-        Blocks in flight.
-    oldest : (int, int, int)
-        Number, first row and last row + 1 of the first of them.
-    held : mapping
-        Number of blocks that each worker has, by address.
-    """
-
-    finished: int = 0
-    blocks: int = 0
-    oldest: tuple[int, int, int] = (-1, 0, 0)
-    held: Mapping[str, int] = field(default_factory=dict)
+    finished: int = 0  # tasks that were finished so far
+    blocks: int = 0  # blocks in flight
+    oldest: tuple[int, int, int] = (-1, 0, 0)  # number, first row and last row + 1 of the first of them
+    held: Mapping[str, int] = field(default_factory=dict)  # number of blocks that each worker has, by address
 
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """Functions that a run calls on the driver.
+    """Functions that a run calls on the driver."""
 
-    Attributes
-    ----------
-    started : callable
-        Takes the link to the Dask dashboard, once, when the workers are ready.
-    progress : callable, optional
-        Takes a `Progress` after each step.
-    timed : callable, optional
-        Takes a list of timings, each a dictionary with the fields of `StageTiming` and ``worker``.
-    admit : callable
-        Takes the addresses of all workers; returns those that the run may use.
-    note : callable
-        Called with the `InFlight` after each step.
-    heard : callable
-        Takes each message that the scheduler gets about the run; see `dashboard.messages`.
-    expects : callable
-        Takes the plan; returns the wall seconds that its run should take here, 0.0 if nobody knows.
-    """
-
+    # takes the link to the Dask dashboard, once, when the workers are ready
     started: Callable[[str], None] = lambda link: None
-    progress: Callable[[Progress], None] | None = None
+    progress: Callable[[Progress], None] | None = None  # takes a `Progress` after each step
+    # takes a list of timings, each a dictionary with the fields of `StageTiming` and ``worker``
     timed: Callable[[list[TimingRecord]], None] | None = None
+    # takes the addresses of all workers; returns those that the run may use
     admit: Callable[[list[str]], list[str]] = lambda workers: workers
-    note: Callable[[InFlight], None] = lambda now: None
+    note: Callable[[InFlight], None] = lambda now: None  # called with the `InFlight` after each step
+    # takes each message that the scheduler gets about the run; see `dashboard.messages`
     heard: Callable[[dict[str, Any]], None] = lambda message: None
+    # takes the plan; returns the wall seconds that its run should take here, 0.0 if nobody knows
     expects: Callable[[Plan], float] = lambda plan: 0.0
 
     def also(self, progress: Callable[[Progress], None]) -> RunCallbacks:
@@ -198,12 +160,8 @@ class StageRecorder:
 class TimingSubscriber:
     """Passes the timings that workers publish for one job to a callback.
 
-    Parameters
-    ----------
-    name : str
-        Name of the job.
-    timed : callable
-        See `RunCallbacks`.
+    `name`: name of the job.
+    `timed`: see `RunCallbacks`.
     """
 
     def __init__(self, name: str, timed: Callable[[list[TimingRecord]], None]) -> None:
@@ -220,10 +178,7 @@ class TimingSubscriber:
     def finish(self, unpublished: Mapping[str, tuple[int, list[TimingRecord]]]) -> None:
         """Wait for published timings that are still on their way, then pass on the unpublished ones.
 
-        Parameters
-        ----------
-        unpublished : mapping
-            For each worker address: how many timings the worker has published, and the timings it has not.
+        `unpublished`: for each worker address: how many timings the worker has published, and the timings it has not.
         """
         deadline = time.monotonic() + LATE_EVENT_SECONDS
         for worker, (published, rest) in unpublished.items():
@@ -238,16 +193,9 @@ class TimingSubscriber:
 def add_totals(workers: Iterable[Mapping[str, StageTotal]]) -> dict[str, dict[str, float]]:
     """Add up the totals of all workers.
 
-    Parameters
-    ----------
-    workers : iterable of mapping
-        Totals by stage, one mapping a worker.
-
-    Returns
-    -------
-    dict
-        For each stage ``seconds``, ``bytes`` and ``tasks`` over all workers, and the ``limit`` in bytes/s of the
-        fastest worker.
+    `workers`: totals by stage, one mapping a worker.
+    Returns for each stage ``seconds``, ``bytes`` and ``tasks`` over all workers, and the ``limit`` in bytes/s of the
+    fastest worker.
 
     Examples
     --------

@@ -24,22 +24,13 @@ _FOREIGN = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recu
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The durable part of C, and where work continues after it.
+    """The durable part of C, and where work continues after it."""
 
-    Attributes
-    ----------
-    row, nnz : int
-        First row that is not durable, and the position of its first entry in C.
-    chunks : int
-        Zarr chunks of `indices` and `data` that are written, from the first one on.
-    compressed : bool
-        Whether the values are compressed.
-    """
-
+    # first row that is not durable, and the position of its first entry in C
     row: int = 0
     nnz: int = 0
-    chunks: int = 0
-    compressed: bool = False
+    chunks: int = 0  # Zarr chunks of `indices` and `data` that are written, from the first one on
+    compressed: bool = False  # whether the values are compressed
 
 
 def _no_checksums() -> Checksums:
@@ -48,19 +39,12 @@ def _no_checksums() -> Checksums:
 
 @dataclass(frozen=True)
 class DurablePart:
-    """What a journal holds.
-
-    Attributes
-    ----------
-    checkpoint : Checkpoint
-    offsets : (n,) int64
-        Row offsets since the last whole Zarr chunk of `indptr`.
-    checksums : Checksums
-        Of the whole Zarr chunks of `indptr`, and of the first `checkpoint.chunks` Zarr chunks of `indices` and `data`.
-    """
+    """What a journal holds."""
 
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    # (n,) int64: row offsets since the last whole Zarr chunk of `indptr`
     offsets: Int64Array = field(default_factory=lambda: np.zeros(1, np.int64))
+    # of the whole Zarr chunks of `indptr`, and of the first `checkpoint.chunks` Zarr chunks of `indices` and `data`
     checksums: Checksums = field(default_factory=_no_checksums)
 
     @property
@@ -75,13 +59,7 @@ class DurablePart:
 def write_plan(url: str, plan: Plan, product: object) -> None:
     """Write the plan of an unfinished C.
 
-    Parameters
-    ----------
-    url : str
-        Of C.
-    plan : Plan
-    product : object
-        What C is a product of, as JSON; `read_plan` must be given an equal one.
+    `product`: what C is a product of, as JSON; `read_plan` must be given an equal one.
     """
     notes.write_note(url, PLAN, f"{digest_of(_json(product))}\n{plan.to_json()}".encode())
 
@@ -89,12 +67,7 @@ def write_plan(url: str, plan: Plan, product: object) -> None:
 def has_plan_of(url: str, product: object) -> bool:
     """Whether an unfinished C has a plan that was written for this product.
 
-    Parameters
-    ----------
-    url : str
-        Path or URL of C.
-    product : object
-        As for `write_plan`.
+    `product`: as for `write_plan`.
     """
     content = notes.read_note(url, PLAN)
     return content is not None and content.partition(b"\n")[0] == digest_of(_json(product)).encode()
@@ -103,23 +76,9 @@ def has_plan_of(url: str, product: object) -> bool:
 def read_plan(url: str, product: object = None) -> Plan | None:
     """Read the plan of an unfinished C; None if there is none.
 
-    Parameters
-    ----------
-    url : str
-        Of C.
-    product : object
-        As for `write_plan`; None takes the plan of any product.
-
-    Returns
-    -------
-    Plan or None
-
-    Raises
-    ------
-    CorruptError
-        If the plan is damaged, or belongs to another C.
-    ResumeError
-        If another version of spdist wrote it.
+    `product`: as for `write_plan`; None takes the plan of any product.
+    Raises `CorruptError` if the plan is damaged, or belongs to another C.
+    Raises `ResumeError` if another version of spdist wrote it.
     """
     content = notes.read_note(url, PLAN)
     if content is None:
@@ -137,13 +96,7 @@ def read_plan(url: str, product: object = None) -> Plan | None:
 def write_journal(url: str, part: DurablePart, plan: str) -> None:
     """Write the journal of an unfinished C, in one file and one step.
 
-    Parameters
-    ----------
-    url : str
-        Of C.
-    part : DurablePart
-    plan : str
-        From `plan_digest`.
+    `plan`: from `plan_digest`.
     """
     head = asdict(part.checkpoint) | {"plan": plan, "offsets": len(part.offsets)}
     body = part.offsets.astype("<i8").tobytes() + part.checksums.to_bytes()
@@ -153,22 +106,9 @@ def write_journal(url: str, part: DurablePart, plan: str) -> None:
 def read_journal(url: str) -> DurablePart:
     """Read the journal of an unfinished C.
 
-    Parameters
-    ----------
-    url : str
-        Of C.
-
-    Returns
-    -------
-    DurablePart
-        Without a journal, the checkpoint of an empty C, with its single offset.
-
-    Raises
-    ------
-    CorruptError
-        If the journal is damaged, or belongs to another plan.
-    ResumeError
-        If another version of spdist wrote it.
+    Returns without a journal, the checkpoint of an empty C, with its single offset.
+    Raises `CorruptError` if the journal is damaged, or belongs to another plan.
+    Raises `ResumeError` if another version of spdist wrote it.
     """
     content = notes.read_note(url, JOURNAL)
     if content is None:

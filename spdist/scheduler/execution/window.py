@@ -15,27 +15,13 @@ from spdist.scheduler.execution.records import BlockCounts, BlockNumber, BlockTa
 
 @dataclass
 class BlockInFlight:
-    """A block that was submitted and is not yet durable.
+    """A block that was submitted and is not yet durable."""
 
-    Attributes
-    ----------
-    work : BlockWork
-        Ends where the block's capacity did, once that is known.
-    worker : str
-        Address of the worker that has it.
-    multiplied : Future
-    counts : BlockCounts, optional
-        None until the block is multiplied.
-    offset : int
-        Position of its first entry in C; -1 until the blocks before it are counted.
-    committed : bool
-    """
-
-    work: BlockWork
-    worker: str
+    work: BlockWork  # ends where the block's capacity did, once that is known
+    worker: str  # address of the worker that has it
     multiplied: Future[BlockCounts]
-    counts: BlockCounts | None = None
-    offset: int = -1
+    counts: BlockCounts | None = None  # none until the block is multiplied
+    offset: int = -1  # position of its first entry in C; -1 until the blocks before it are counted
     committed: bool = False
 
     @property
@@ -52,19 +38,10 @@ class BlockInFlight:
 class BlockWindow:
     """Blocks that are left to submit, and blocks in flight; both by rising rows.
 
-    Parameters
-    ----------
-    works : iterable of BlockWork
-        Blocks of the plan that are not submitted yet, by rising rows.
-    row : int
-        First row of them all.
-
-    Attributes
-    ----------
-    remaining : list of BlockWork
-        The first block comes last, because it is taken first.
-    in_flight : deque of BlockInFlight
-        Blocks with an offset in C come first.
+    `works`: blocks of the plan that are not submitted yet, by rising rows.
+    `row`: first row of them all.
+    `remaining`: the first block comes last, because it is taken first.
+    `in_flight`: blocks with an offset in C come first.
     """
 
     def __init__(self, works: Iterable[BlockWork], row: int) -> None:
@@ -120,12 +97,8 @@ class BlockWindow:
 class SharedChunks:
     """Zarr chunks of C's entries that are not written yet.
 
-    Parameters
-    ----------
-    length : int
-        Entries of a Zarr chunk.
-    done : int
-        Zarr chunks that were written before the run.
+    `length`: entries of a Zarr chunk.
+    `done`: Zarr chunks that were written before the run.
     """
 
     def __init__(self, length: int, done: int) -> None:
@@ -152,12 +125,8 @@ class SharedChunks:
     def take_complete(self, nnz: int, *, is_last: bool) -> Iterator[tuple[int, Sequence[Future[object]]]]:
         """Yield each shared Zarr chunk whose fragments are all submitted, with their commits; it is being joined then.
 
-        Parameters
-        ----------
-        nnz : int
-            Entries of C with a known position.
-        is_last : bool
-            Whether these are all entries.
+        `nnz`: entries of C with a known position.
+        `is_last`: whether these are all entries.
         """
         for k in sorted(self._fragments):
             if (k + 1) * self.length <= nnz or is_last:

@@ -44,19 +44,10 @@ class PartialResult(NamedTuple):
 class WorkerContext:
     """One job on one worker; every stage takes it as its first argument.
 
-    Parameters
-    ----------
-    job : JobSpec
-
-    Attributes
-    ----------
-    telemetry : StageRecorder
-    results : dict
-        By block number: the sum of partial products so far. A complete one waits for its commit.
-    partial_results : dict
-        By block number: the partial product of one more piece, which waits for its merge.
-    last_band : (int, CSR) or None
-        Consecutive rows of B that the last block read, and the position of their first entry in B.
+    `results`: by block number: the sum of partial products so far. A complete one waits for its commit.
+    `partial_results`: by block number: the partial product of one more piece, which waits for its merge.
+    `last_band`: (int, CSR) or None: consecutive rows of B that the last block read, and the position of their first
+    entry in B.
     """
 
     def __init__(self, job: JobSpec) -> None:
@@ -260,14 +251,8 @@ def tiny_product(job: JobSpec) -> tuple[CSR, CSR, ProductSpec]:
 def load_cpu_kernels(a: CSR, b: CSR, spec: ProductSpec, engine: EngineOrAuto, *, merges: bool = False) -> None:
     """Load the kernels of the CPU, or compile those that no cache has.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Of one row: types and sizes as `tiny_product` returns them.
-    spec : ProductSpec
-    engine : {"auto", "numba", "scipy"}
-    merges : bool
-        Whether partial products are merged.
+    `a, b`: of one row: types and sizes as `tiny_product` returns them.
+    `merges`: whether partial products are merged.
     """
     engines: tuple[EngineOrAuto, ...] = (engine,)
     if engine == "auto":
@@ -279,15 +264,9 @@ def load_cpu_kernels(a: CSR, b: CSR, spec: ProductSpec, engine: EngineOrAuto, *,
 def load_row_kernels(a: CSR, b: CSR, spec: ProductSpec, partial: CSR | None, engine: str = "") -> None:
     """Load the kernels that check rows and, if there is a partial product, those that merge.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Of one row.
-    spec : ProductSpec
-    partial : CSR or None
-        A partial product.
-    engine : str
-        Engine whose check of rows is loaded.
+    `a, b`: of one row.
+    `partial`: A partial product.
+    `engine`: engine whose check of rows is loaded.
     """
     if partial is not None:
         add_partial(partial, partial, spec, is_last=False)
@@ -316,25 +295,13 @@ def multiply_on_cpu(
 ) -> CSR:
     """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines.
 
-    Parameters
-    ----------
-    a : (n, k) CSR
-    b : (k, m) CSR
-        Its rows are numbered by the columns of `a`.
-    capacity : int
-        Entries of C for which there is room; at least one row is returned.
-    engine : {"auto", "numba", "scipy"}
-    spec : ProductSpec
-        Ignored for blocks, which have the ordinary product only.
-    threads : int
-        Ignored for blocks.
-    workspace_limit : int, optional
-        Bytes that "auto" may use beyond operands and result.
-
-    Returns
-    -------
-    CSR
-        The first rows of the product.
+    `a`: (n, k) CSR.
+    `b`: (k, m) CSR: its rows are numbered by the columns of `a`.
+    `capacity`: entries of C for which there is room; at least one row is returned.
+    `spec`: ignored for blocks, which have the ordinary product only.
+    `threads`: ignored for blocks.
+    `workspace_limit`: bytes that "auto" may use beyond operands and result.
+    Returns the first rows of the product.
     """
     if blocksize(a.dtype) is None:
         return cpu.multiply_rows(
@@ -348,18 +315,9 @@ def multiply_on_cpu(
 def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CSR:
     """Return the sum of partial products; the last one applies threshold and top-n.
 
-    Parameters
-    ----------
-    c, partial : CSR
-        The sum so far, and the partial product to add to it. If one has fewer rows, the sum has as few.
-    spec : ProductSpec
-        Its semiring adds.
-    is_last : bool
-        Whether `partial` is the last summand.
-
-    Returns
-    -------
-    CSR
+    `c, partial`: the sum so far, and the partial product to add to it. If one has fewer rows, the sum has as few.
+    `spec`: its semiring adds.
+    `is_last`: whether `partial` is the last summand.
     """
     from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # both load Numba
     from spdist.kernels.cpu.finished.merge import merge
@@ -373,23 +331,10 @@ def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CS
 def check_rows(m: CSR, name: str, first_row: int = 0) -> tuple[int, int]:
     """Check that rows are canonical: columns in range and strictly rising.
 
-    Parameters
-    ----------
-    m : CSR
-    name : str
-        The matrix, for the error message.
-    first_row : int
-        Number of the first row, for the error message.
-
-    Returns
-    -------
-    low, high : int
-        The smallest column, and one more than the largest; (0, 0) without entries.
-
-    Raises
-    ------
-    MatrixError
-        If rows are not canonical.
+    `name`: the matrix, for the error message.
+    `first_row`: number of the first row, for the error message.
+    Returns `low, high`: the smallest column, and one more than the largest; (0, 0) without entries.
+    Raises `MatrixError` if rows are not canonical.
     """
     facts = check_canonical(m, name, first_row, threads=1)
     return facts.low, facts.high + 1

@@ -66,10 +66,7 @@ def peak_memory() -> int:
 def keep_small_arrays(memory_limit: int) -> None:
     """Let glibc's allocator keep small arrays for reuse and return larger ones to the system at once.
 
-    Parameters
-    ----------
-    memory_limit : int
-        Bytes of host memory that this worker may take.
+    `memory_limit`: bytes of host memory that this worker may take.
     """
     _set_allocator({ARENA_MAX: ARENAS})
     _keep_arrays(_most_kept(memory_limit))
@@ -136,10 +133,7 @@ def gpu_name() -> str | None:
 def count_gpus() -> int:
     """Return how many GPUs this process sees.
 
-    Raises
-    ------
-    InputError
-        If there is none, or CuPy is missing.
+    Raises `InputError` if there is none, or CuPy is missing.
     """
     try:
         import cupy

@@ -13,35 +13,17 @@ BlockTable = npt.NDArray[np.void]
 
 
 class BlockRecord(NamedTuple):
-    """Rows ``[start:stop)`` of A and the sums over them.
-
-    Attributes
-    ----------
-    products : int
-        Multiply-adds.
-    nnz : int
-        Expected entries of C.
-    a_bytes : int
-        Bytes of A's rows and of the mask's rows.
-    b_bytes : int
-        Bytes of the distinct rows of B that A's columns name; 0 if B is resident.
-    b_chunks : int
-        Zarr chunks of B in which those rows lie; 0 if B is resident.
-    uncut_nnz : int
-        Expected entries of C before top-n cuts its rows.
-    longest : int
-        Most entries that a row of C may have before top-n cuts it, whatever was expected.
-    """
+    """Rows ``[start:stop)`` of A and the sums over them."""
 
     start: int
     stop: int
-    products: int
-    nnz: int
-    a_bytes: int
-    b_bytes: int
-    b_chunks: int
-    uncut_nnz: int
-    longest: int
+    products: int  # multiply-adds
+    nnz: int  # expected entries of C
+    a_bytes: int  # bytes of A's rows and of the mask's rows
+    b_bytes: int  # bytes of the distinct rows of B that A's columns name; 0 if B is resident
+    b_chunks: int  # Zarr chunks of B in which those rows lie; 0 if B is resident
+    uncut_nnz: int  # expected entries of C before top-n cuts its rows
+    longest: int  # most entries that a row of C may have before top-n cuts it, whatever was expected
 
 
 BLOCK_RECORD = np.dtype([(name, np.int64) for name in BlockRecord._fields])
@@ -76,16 +58,9 @@ def block_records(table: BlockTable) -> list[BlockRecord]:
 def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
     """Join two neighbouring blocks into one.
 
-    Parameters
-    ----------
-    first, second : BlockRecord
-        `second` begins at the row where `first` ends.
-
-    Returns
-    -------
-    BlockRecord
-        With the sums of both, and the longer of their longest rows. Rows and Zarr chunks of B that both blocks need
-        count twice.
+    `first, second`: `second` begins at the row where `first` ends.
+    Returns with the sums of both, and the longer of their longest rows. Rows and Zarr chunks of B that both blocks need
+    count twice.
 
     Examples
     --------

@@ -26,21 +26,13 @@ Bounds = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Cuts of the inner dimension and of B's columns, and the bytes of each block under them.
+    """Cuts of the inner dimension and of B's columns, and the bytes of each block under them."""
 
-    Attributes
-    ----------
-    inner, columns : tuple of int
-        Bounds of the inner dimension and of B's columns.
-    split : (blocks,) bool
-        Whether the block uses these cuts.
-    b_bytes, c_bytes : (blocks,) int64
-        Bytes of the rows of B that are in memory at once, and of C.
-    """
-
+    # bounds of the inner dimension and of B's columns
     inner: Bounds
     columns: Bounds
-    split: npt.NDArray[np.bool_]
+    split: npt.NDArray[np.bool_]  # (blocks,) bool: whether the block uses these cuts
+    # (blocks,) int64: bytes of the rows of B that are in memory at once, and of C
     b_bytes: Int64Array
     c_bytes: Int64Array
 
@@ -52,17 +44,10 @@ class BlockSizes:
 
 @dataclass(frozen=True)
 class Assembler:
-    """Turns tables of blocks into plans.
-
-    Attributes
-    ----------
-    memory : WorkerMemory
-    b_lengths : (nrows of B,) integers
-        Weights by which the inner dimension is cut.
-    """
+    """Turns tables of blocks into plans."""
 
     memory: WorkerMemory
-    b_lengths: Lengths
+    b_lengths: Lengths  # (nrows of B,) integers: weights by which the inner dimension is cut
 
     def sizes(self, table: BlockTable, budget: int) -> BlockSizes:
         """Return the bytes of each block under the cuts that the worst block needs."""
@@ -141,22 +126,12 @@ def join_blocks(
 ) -> BlockTable:
     """Join neighbouring blocks while they fit a larger budget, without another scan of A.
 
-    Parameters
-    ----------
-    memory : WorkerMemory
-    table : BlockTable
-        Rows of B that two joined blocks both need count twice.
-    budget : int
-        Most bytes of a joined block.
-    most : int, optional
-        Most blocks that become one; by default any number.
-    products : (blocks,) int64, optional
-        Most products of a joined block that ends with this block; by default `WorkerMemory.block_products`.
-
-    Returns
-    -------
-    BlockTable
-        At most as many blocks, which cover the same rows.
+    `table`: rows of B that two joined blocks both need count twice.
+    `budget`: most bytes of a joined block.
+    `most`: most blocks that become one; by default any number.
+    `products`: (blocks,) int64, optional: most products of a joined block that ends with this block; by default
+    `WorkerMemory.block_products`.
+    Returns at most as many blocks, which cover the same rows.
     """
     joined: list[BlockRecord] = []
     count = 0
@@ -182,17 +157,8 @@ def tapered(memory: WorkerMemory, table: BlockTable, room: Room) -> BlockTable:
     A GPU is idle from the end of one block to the beginning of the next. Blocks are therefore large at first and
     small only toward the end.
 
-    Parameters
-    ----------
-    memory : WorkerMemory
-    table : BlockTable
-    room : Room
-        With the bytes of a joined block, `Room.budget`.
-
-    Returns
-    -------
-    BlockTable
-        `table` itself if C is written, a grid is forced, B is not resident, or the engine is not "cuda".
+    `room`: with the bytes of a joined block, `Room.budget`.
+    Returns `table` itself if C is written, a grid is forced, B is not resident, or the engine is not "cuda".
     """
     request, tuning = memory.request, memory.tuning.blocks
     if request.writes_c or request.engine != "cuda" or not room.b_resident or request.grid is not None:
@@ -205,15 +171,8 @@ def tapered(memory: WorkerMemory, table: BlockTable, room: Room) -> BlockTable:
 def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
     """Put more blocks in flight if something other than the memory limit keeps blocks small: this hides latency.
 
-    Parameters
-    ----------
-    memory : WorkerMemory
-    plan : Plan
-
-    Returns
-    -------
-    Plan
-        With as many blocks in flight as fit the limit, up to ``BlockTuning.most_in_flight``; never fewer than before.
+    Returns with as many blocks in flight as fit the limit, up to ``BlockTuning.most_in_flight``; never fewer than
+    before.
     """
     if not plan.blocks:
         return plan
@@ -243,17 +202,8 @@ def _entries_in(memory: WorkerMemory, nbytes: int, rows: int, *, split: bool) ->
 def with_fewer_reads(assembler: Assembler, plan: Plan, table: BlockTable) -> Plan:
     """Put half as many blocks in flight, twice as large, if most of the time goes into reading B again and again.
 
-    Parameters
-    ----------
-    assembler : Assembler
-    plan : Plan
-    table : BlockTable
-        Blocks of the same rows as they were cut, before any were joined.
-
-    Returns
-    -------
-    Plan
-        The plan of less predicted time: `plan`, or the plan of joined blocks.
+    `table`: blocks of the same rows as they were cut, before any were joined.
+    Returns the plan of less predicted time: `plan`, or the plan of joined blocks.
     """
     memory = assembler.memory
     if memory.request.grid is not None or not plan.rereads:
@@ -271,16 +221,8 @@ def with_own_rows_of_b(assembler: Assembler, b_reads: BlockTable) -> Plan | None
     These blocks together do not read much less than all of B. But a resident B is read whole by every worker, while its
     GPU waits. Neighbouring blocks that would read much of each other's rows are joined.
 
-    Parameters
-    ----------
-    assembler : Assembler
-    b_reads : BlockTable
-        Blocks with the rows of B that they need, although B can be resident.
-
-    Returns
-    -------
-    Plan or None
-        None if B should be resident.
+    `b_reads`: blocks with the rows of B that they need, although B can be resident.
+    Returns none if B should be resident.
     """
     memory, tuning = assembler.memory, assembler.memory.tuning.residency
     reread = int(b_reads["b_chunks"].sum()) * memory.b.read_bytes / max(memory.b.nbytes, 1) - 1

@@ -17,60 +17,34 @@ FIRST_STAMP = 1
 
 
 class Costs(NamedTuple):
-    """Bytes of each part of a block, and the bounds that end one.
+    """Bytes of each part of a block, and the bounds that end one."""
 
-    Attributes
-    ----------
-    a_entry, b_entry, c_entry, mask_entry : int
-        Bytes of one entry.
-    b_row, c_row : int
-        Bytes of one row besides its entries.
-    nrows, ncols : int
-        Shape of C.
-    budget : int
-        Most bytes of a block.
-    max_products : int
-        Most products of a block.
-    inside : bool
-        Whether the mask says where C may have entries; otherwise it says where C has none.
-    top_n : int
-        Entries of C that are kept of each row.
-    b_resident : bool
-        Whether all of B is resident: its bytes do not count toward `budget` then.
-    upper : bool
-        Whether C is an upper triangle.
-    """
-
+    # bytes of one entry
     a_entry: int
     b_entry: int
+    # bytes of one row besides its entries
     b_row: int
     c_entry: int
     c_row: int
+    # shape of C
     nrows: int
     ncols: int
-    budget: int
-    max_products: int
+    budget: int  # most bytes of a block
+    max_products: int  # most products of a block
     mask_entry: int
-    inside: bool
-    top_n: int
-    b_resident: bool
-    upper: bool
+    inside: bool  # whether the mask says where C may have entries; otherwise it says where C has none
+    top_n: int  # entries of C that are kept of each row
+    b_resident: bool  # whether all of B is resident: its bytes do not count toward `budget` then
+    upper: bool  # whether C is an upper triangle
 
 
 class ExpectedRows(NamedTuple):
-    """Figures from which the number of entries in a row of C is estimated.
+    """Figures from which the number of entries in a row of C is estimated."""
 
-    Attributes
-    ----------
-    ratio, share : ndarray
-        Of `estimate.Estimate`.
-    mask_lengths : (nrows,) integers, or (0,) without a mask
-        Entries of the mask's rows.
-    """
-
+    # of `estimate.Estimate`
     ratio: npt.NDArray[np.float64]
     share: npt.NDArray[np.float64]
-    mask_lengths: Lengths
+    mask_lengths: Lengths  # (nrows,) integers, or (0,) without a mask: entries of the mask's rows
 
 
 class RowsOfA(NamedTuple):
@@ -82,38 +56,20 @@ class RowsOfA(NamedTuple):
 
 
 class RowsOfB(NamedTuple):
-    """Row lengths of B, and which rows and Zarr chunks the current block needs.
+    """Row lengths of B, and which rows and Zarr chunks the current block needs."""
 
-    Attributes
-    ----------
-    lengths : (nrows of B,) integers
-    stamps : (nrows of B,) uint32
-        Number of the block that needed the row last, so that each row counts once a block.
-    rows_per_chunk : int
-        Rows of B in one Zarr chunk, on average.
-    chunk_stamps : (chunks,) uint32
-        Number of the block that needed the Zarr chunk last.
-    """
-
-    lengths: Lengths
+    lengths: Lengths  # (nrows of B,) integers
+    # (nrows of B,) uint32: number of the block that needed the row last, so that each row counts once a block
     stamps: npt.NDArray[np.uint32]
-    rows_per_chunk: int
-    chunk_stamps: npt.NDArray[np.uint32]
+    rows_per_chunk: int  # rows of B in one Zarr chunk, on average
+    chunk_stamps: npt.NDArray[np.uint32]  # (chunks,) uint32: number of the block that needed the Zarr chunk last
 
 
 class Position(NamedTuple):
-    """Where a scan stands.
+    """Where a scan stands."""
 
-    Attributes
-    ----------
-    block : (1,) of `BLOCK_RECORD`
-        The block that is not closed yet; its `stop` is not set.
-    counts : (2,) int64
-        Number of that block, and how many forced starts lie behind.
-    """
-
-    block: BlockTable
-    counts: Int64Array
+    block: BlockTable  # (1,) of `BLOCK_RECORD`: the block that is not closed yet; its `stop` is not set
+    counts: Int64Array  # (2,) int64: number of that block, and how many forced starts lie behind
 
 
 @part
@@ -181,24 +137,11 @@ def cut(
 ) -> int:
     """Add each row to the current block; a row that would pass a bound starts the next block.
 
-    Parameters
-    ----------
-    a : RowsOfA
-    b : RowsOfB
-        Stamps are updated.
-    expected : ExpectedRows
-    costs : Costs
-    forced : (n,) int64
-        Rows at which blocks must start. If there are any, the bounds end no block.
-    position : Position
-        Updated.
-    out : (rows of A,) of `BLOCK_RECORD`
-        The closed blocks are written here.
-
-    Returns
-    -------
-    int
-        Number of blocks closed.
+    `b`: stamps are updated.
+    `forced`: (n,) int64: rows at which blocks must start. If there are any, the bounds end no block.
+    `position`: updated.
+    `out`: (rows of A,) of `BLOCK_RECORD`: the closed blocks are written here.
+    Returns number of blocks closed.
     """
     block, closed = position.block[0], 0
     for i in range(len(a.offsets) - 1):
@@ -233,17 +176,10 @@ def cut(
 class BlockCutter:
     """Cuts rows that arrive in order: feed it ranges of rows, take the closed blocks.
 
-    Parameters
-    ----------
-    costs : Costs
-    expected : ExpectedRows
-    b_lengths : (nrows of B,) integers
-    b_chunks : int
-        Zarr chunks of B's columns.
-    forced : (n,) int64
-        Rows at which blocks must start. If there are any, the bounds end no block.
-    row : int
-        The first row.
+    `b_lengths`: (nrows of B,) integers.
+    `b_chunks`: Zarr chunks of B's columns.
+    `forced`: (n,) int64: rows at which blocks must start. If there are any, the bounds end no block.
+    `row`: the first row.
     """
 
     def __init__(

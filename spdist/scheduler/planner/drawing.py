@@ -23,17 +23,8 @@ Rows = tuple[int, int, int]
 def cut_drawing(shape: tuple[int, int], blocks: Sequence[Rows], column_bounds: Sequence[int]) -> Drawing:
     """Draw how C is cut: a stripe for each row block, the darker the more products a row has.
 
-    Parameters
-    ----------
-    shape : (nrows, ncols)
-        Of C.
-    blocks : sequence of (int, int, int)
-    column_bounds : sequence of int
-        Of the parts of B's columns.
-
-    Returns
-    -------
-    Drawing
+    `shape`: (nrows, ncols).
+    `column_bounds`: of the parts of B's columns.
 
     Examples
     --------
@@ -72,16 +63,8 @@ def _merged(blocks: Sequence[Rows]) -> list[Rows]:
 def memory_drawing(parts: Sequence[tuple[str, int]], limit: int) -> Drawing:
     """Draw what the memory of a worker holds at most, beside its limit.
 
-    Parameters
-    ----------
-    parts : sequence of (str, int)
-        What takes memory, and its bytes.
-    limit : int
-        Bytes.
-
-    Returns
-    -------
-    Drawing
+    `parts`: what takes memory, and its bytes.
+    `limit`: bytes.
 
     Examples
     --------

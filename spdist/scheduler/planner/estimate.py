@@ -15,22 +15,13 @@ from spdist.storage.product_spec import StoredProductSpec
 
 @dataclass(frozen=True)
 class Estimate:
-    """nnz(C) of a row from its products: a ratio for each power of two of the number of products, sampled.
+    """nnz(C) of a row from its products: a ratio for each power of two of the number of products, sampled."""
 
-    Attributes
-    ----------
-    ratio : (64,) float64
-        nnz(C row) / products, for rows of ``2**i`` products.
-    share : (2, n) float64
-        Share of the products that are made, and share of the entries that C keeps, for n ranges of equally many rows;
-        less than 1 only for an upper triangle.
-    row_products : float, optional
-        Mean products of a row of the whole product; None if no row was sampled.
-    """
-
-    ratio: npt.NDArray[np.float64]
+    ratio: npt.NDArray[np.float64]  # (64,) float64: nnz(C row) / products, for rows of ``2**i`` products
+    # (2, n) float64: share of the products that are made, and share of the entries that C keeps, for n ranges of
+    # equally many rows; less than 1 only for an upper triangle
     share: npt.NDArray[np.float64]
-    row_products: float | None = None
+    row_products: float | None = None  # mean products of a row of the whole product; None if no row was sampled
 
     def shares(self, nrows: int) -> npt.NDArray[np.float64]:
         """Return the shares of each of all rows, (2, nrows)."""
@@ -47,27 +38,13 @@ NO_COMPRESSION = Estimate(np.ones(64), np.ones((2, 1)))
 
 @dataclass(frozen=True)
 class RowLimits:
-    """Limits that a mask, top-n or a triangle put on the rows of C.
+    """Limits that a mask, top-n or a triangle put on the rows of C."""
 
-    Attributes
-    ----------
-    mask_lengths : (nrows,) integers, or (0,) without a mask
-        Entries of the mask's rows.
-    inside : bool
-        Whether the mask says where C may have entries; otherwise it says where C has none.
-    top_n : int
-        Entries that are kept of each row; the columns of C if none are cut.
-    longest : int
-        Bound on the entries of a row before top-n cuts it; 0 if rows are neither masked nor cut.
-    upper : bool
-        Whether C is an upper triangle.
-    """
-
-    mask_lengths: Lengths
-    inside: bool
-    top_n: int
-    longest: int
-    upper: bool
+    mask_lengths: Lengths  # (nrows,) integers, or (0,) without a mask: entries of the mask's rows
+    inside: bool  # whether the mask says where C may have entries; otherwise it says where C has none
+    top_n: int  # entries that are kept of each row; the columns of C if none are cut
+    longest: int  # bound on the entries of a row before top-n cuts it; 0 if rows are neither masked nor cut
+    upper: bool  # whether C is an upper triangle
 
     @property
     def longest_mask_row(self) -> int:
@@ -85,23 +62,10 @@ class RowLimits:
 def row_limits(spec: StoredProductSpec, a: StoredMatrix, b: StoredMatrix, b_lengths: Lengths) -> RowLimits:
     """Find how many entries the options leave of the rows of C.
 
-    Parameters
-    ----------
-    spec : StoredProductSpec
-        Its mask's row lengths are read.
-    a, b : StoredMatrix
-        A's row lengths are read if the options are fused and no mask bounds the rows, unless A is B.
-    b_lengths : (nrows of B,) integers
-        Entries of the rows of B.
-
-    Returns
-    -------
-    RowLimits
-
-    Raises
-    ------
-    MatrixError
-        If offsets that are read do not rise from 0 to the number of entries.
+    `spec`: its mask's row lengths are read.
+    `a, b`: A's row lengths are read if the options are fused and no mask bounds the rows, unless A is B.
+    `b_lengths`: (nrows of B,) integers: entries of the rows of B.
+    Raises `MatrixError` if offsets that are read do not rise from 0 to the number of entries.
     """
     masked = mask_lengths(spec.mask)
     inside = spec.mask is not None and not spec.complement

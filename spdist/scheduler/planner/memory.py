@@ -28,19 +28,10 @@ def upper_bound_nnz(nrows: int, ncols: int, empty_rows: int, empty_columns: int)
 
     This is hySpMM's equation 1.
 
-    Parameters
-    ----------
-    nrows, ncols : int
-        Shape of C; the thesis has both equal to n.
-    empty_rows : int
-        Rows of A without entries, pA.
-    empty_columns : int
-        Columns of B without entries, pB.
-
-    Returns
-    -------
-    int
-        Entries of C.
+    `nrows, ncols`: shape of C; the thesis has both equal to n.
+    `empty_rows`: rows of A without entries, pA.
+    `empty_columns`: columns of B without entries, pB.
+    Returns entries of C.
 
     References
     ----------
@@ -57,17 +48,9 @@ def upper_bound_nnz(nrows: int, ncols: int, empty_rows: int, empty_columns: int)
 def upper_bound_ratio(nrows: int, ncols: int, empty_rows: int, empty_columns: int) -> float:
     """Return the share of C's places that `upper_bound_nnz` leaves (hySpMM equation 2).
 
-    Parameters
-    ----------
-    nrows, ncols : int
-        Shape of C.
-    empty_rows, empty_columns : int
-        Rows of A and columns of B without entries.
-
-    Returns
-    -------
-    float
-        In [0, 1]; 0.0 if C has no places.
+    `nrows, ncols`: shape of C.
+    `empty_rows, empty_columns`: rows of A and columns of B without entries.
+    Returns in [0, 1]; 0.0 if C has no places.
 
     Examples
     --------
@@ -81,18 +64,9 @@ def upper_bound_ratio(nrows: int, ncols: int, empty_rows: int, empty_columns: in
 def fits(a_bytes: int, b_bytes: int, c_bytes: int, memory_limit: int, blocks_in_flight: int = 1) -> bool:
     """Return whether blocks of A, B and C with its intermediate fit the limit at once (hySpMM equations 3 and 5).
 
-    Parameters
-    ----------
-    a_bytes, b_bytes, c_bytes : int
-        Bytes of one block of each matrix.
-    memory_limit : int
-        Bytes.
-    blocks_in_flight : int
-        Blocks that a worker has at once, np.
-
-    Returns
-    -------
-    bool
+    `a_bytes, b_bytes, c_bytes`: bytes of one block of each matrix.
+    `memory_limit`: bytes.
+    `blocks_in_flight`: blocks that a worker has at once, np.
 
     Examples
     --------
@@ -105,21 +79,11 @@ def fits(a_bytes: int, b_bytes: int, c_bytes: int, memory_limit: int, blocks_in_
 def even_blocks(a_nnz: int, b_nnz: int, c_block_nnz: int, memory_entries: int, blocks_in_flight: int = 1) -> int:
     """Return the least number nb of even blocks that the bound allows (hySpMM equations 4 and 5).
 
-    Parameters
-    ----------
-    a_nnz, b_nnz : int
-        Entries of A and of B, spread evenly over the blocks.
-    c_block_nnz : int
-        Bound on the entries of one block's C and intermediate.
-    memory_entries : int
-        Entries that the memory holds, nM.
-    blocks_in_flight : int
-        Blocks that a worker has at once, np.
-
-    Returns
-    -------
-    int
-        At least 1; 0 if no number of blocks is enough.
+    `a_nnz, b_nnz`: entries of A and of B, spread evenly over the blocks.
+    `c_block_nnz`: bound on the entries of one block's C and intermediate.
+    `memory_entries`: entries that the memory holds, nM.
+    `blocks_in_flight`: blocks that a worker has at once, np.
+    Returns at least 1; 0 if no number of blocks is enough.
 
     Examples
     --------
@@ -133,17 +97,9 @@ def even_blocks(a_nnz: int, b_nnz: int, c_block_nnz: int, memory_entries: int, b
 def expansion_size(a_column_nnz: Int64Array, b_row_nnz: Int64Array) -> int:
     """Count the products of ``A @ B`` exactly, by equation 1 of Polok et al. [2]_.
 
-    Parameters
-    ----------
-    a_column_nnz : (inner,) integers
-        Entries of each column of A.
-    b_row_nnz : (inner,) integers
-        Entries of each row of B.
-
-    Returns
-    -------
-    int
-        Products before compression.
+    `a_column_nnz`: (inner,) integers: entries of each column of A.
+    `b_row_nnz`: (inner,) integers: entries of each row of B.
+    Returns products before compression.
 
     References
     ----------
@@ -160,18 +116,9 @@ def expansion_size(a_column_nnz: Int64Array, b_row_nnz: Int64Array) -> int:
 def block_budget(memory_limit: int, reserved: int, blocks_in_flight: int) -> int:
     """Return the bytes that each block in flight may take (hySpMM equation 5).
 
-    Parameters
-    ----------
-    memory_limit : int
-        Bytes.
-    reserved : int
-        Bytes that a worker holds throughout.
-    blocks_in_flight : int
-
-    Returns
-    -------
-    int
-        Bytes; negative if `reserved` alone passes the usable share of the limit.
+    `memory_limit`: bytes.
+    `reserved`: bytes that a worker holds throughout.
+    Returns bytes; negative if `reserved` alone passes the usable share of the limit.
 
     Examples
     --------
@@ -184,18 +131,9 @@ def block_budget(memory_limit: int, reserved: int, blocks_in_flight: int) -> int
 def limit_for(block_bytes: int, reserved: int, blocks_in_flight: int) -> int:
     """Return a memory limit under which blocks of `block_bytes` fit: the inverse of `block_budget`.
 
-    Parameters
-    ----------
-    block_bytes : int
-        Bytes of one block.
-    reserved : int
-        Bytes that a worker holds throughout.
-    blocks_in_flight : int
-
-    Returns
-    -------
-    int
-        Bytes: the least such limit, or up to 2 bytes more.
+    `block_bytes`: bytes of one block.
+    `reserved`: bytes that a worker holds throughout.
+    Returns bytes: the least such limit, or up to 2 bytes more.
 
     Examples
     --------

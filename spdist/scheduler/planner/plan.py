@@ -37,33 +37,17 @@ START_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Rates:
-    """What one core does in a second, or with `GPU_RATES` a GPU with its share of the cores.
+    """What one core does in a second, or with `GPU_RATES` a GPU with its share of the cores."""
 
-    Attributes
-    ----------
-    read, write : float
-        Bytes/s of Zarr chunks that are read, and of C that is written.
-    decode : float
-        Bytes/s of Zarr chunks that are decoded for a few rows each.
-    product : float
-        Products/s.
-    dense : float
-        Multiply-adds/s inside the products of dense blocks.
-    entry : float
-        Entries of C/s, besides their products.
-    merge : float
-        Merged entries/s.
-    call, block : float
-        Seconds that the reads of a block take besides their bytes, and that a block takes the scheduler.
-    """
-
+    # bytes/s of Zarr chunks that are read, and of C that is written
     read: float = 0.7e9
     write: float = 1.5e9
-    decode: float = 1.2e9
-    product: float = 6.0e8
-    dense: float = 5.0e9
-    entry: float = 2.5e8
-    merge: float = 2.0e8
+    decode: float = 1.2e9  # bytes/s of Zarr chunks that are decoded for a few rows each
+    product: float = 6.0e8  # products/s
+    dense: float = 5.0e9  # multiply-adds/s inside the products of dense blocks
+    entry: float = 2.5e8  # entries of C/s, besides their products
+    merge: float = 2.0e8  # merged entries/s
+    # seconds that the reads of a block take besides their bytes, and that a block takes the scheduler
     call: float = 4.0e-3
     block: float = 6.0e-3
 
@@ -100,27 +84,13 @@ def gpu_staging(host_limit: int) -> int:
 
 @dataclass(frozen=True)
 class Operand:
-    """A stored matrix as a plan describes it.
+    """A stored matrix as a plan describes it."""
 
-    Attributes
-    ----------
-    shape : (int, int)
-        In dense blocks if the matrix is stored in blocks.
-    nnz : int
-        Entries, or dense blocks.
-    value_bytes : int
-        Bytes of one value, or of one dense block.
-    read_bytes : int
-        Bytes of its longest Zarr chunk, of columns and values together.
-    block : (int, int)
-        Rows and columns of a dense block.
-    """
-
-    shape: tuple[int, int]
-    nnz: int
-    value_bytes: int
-    read_bytes: int
-    block: tuple[int, int] = (1, 1)
+    shape: tuple[int, int]  # in dense blocks if the matrix is stored in blocks
+    nnz: int  # entries, or dense blocks
+    value_bytes: int  # bytes of one value, or of one dense block
+    read_bytes: int  # bytes of its longest Zarr chunk, of columns and values together
+    block: tuple[int, int] = (1, 1)  # rows and columns of a dense block
 
     @property
     def index_bytes(self) -> int:
@@ -151,39 +121,20 @@ class Operand:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows ``[start:stop)`` of A and of C, and the bytes that they take.
-
-    Attributes
-    ----------
-    split : bool
-        Whether the inner dimension is cut for this block.
-    products : int
-        Multiply-adds.
-    nnz : int
-        Estimated entries of C; an upper bound if GPUs reduce C.
-    capacity : int
-        Entries of C for which there is room. If a block turns out longer, it ends at the last row that fits, and the
-        other rows become a block of their own.
-    a_bytes : int
-        Bytes of A's rows.
-    b_bytes : int
-        Bytes of the rows of B that these need; 0 if B is resident.
-    c_bytes : int
-        Estimated bytes of C; 8 for each row if C does not leave the GPU.
-    b_read : int
-        Bytes of the Zarr chunks that hold these rows of B; each is decoded whole.
-    """
+    """Rows ``[start:stop)`` of A and of C, and the bytes that they take."""
 
     start: int
     stop: int
-    split: bool
-    products: int
-    nnz: int
+    split: bool  # whether the inner dimension is cut for this block
+    products: int  # multiply-adds
+    nnz: int  # estimated entries of C; an upper bound if GPUs reduce C
+    # entries of C for which there is room. If a block turns out longer, it ends at the last row that fits, and the
+    # other rows become a block of their own.
     capacity: int
-    a_bytes: int
-    b_bytes: int
-    c_bytes: int
-    b_read: int = 0
+    a_bytes: int  # bytes of A's rows
+    b_bytes: int  # bytes of the rows of B that these need; 0 if B is resident
+    c_bytes: int  # estimated bytes of C; 8 for each row if C does not leave the GPU
+    b_read: int = 0  # bytes of the Zarr chunks that hold these rows of B; each is decoded whole
 
     @property
     def needed(self) -> int:
@@ -193,60 +144,31 @@ class Block:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Displayed):
-    """How A @ B is cut, and the bytes that each part takes.
+    """How A @ B is cut, and the bytes that each part takes."""
 
-    Attributes
-    ----------
-    a, b, c : Operand
-        The nnz of C is estimated.
-    engine : str
-        Engine that multiplies blocks.
-    memory_limit : int
-        Bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's.
-    reserved_memory : int
-        Bytes of the host's memory that a worker holds throughout: a resident B, workspace, read buffers.
-    blocks_in_flight : int
-        Blocks that a worker reads, multiplies or writes at once, np of hySpMM's equation 5.
-    resident : bool
-        Whether all of B is in each worker's memory for the whole run.
-    chunk : int
-        Elements of C's Zarr chunks.
-    inner_bounds, column_bounds : tuple of int
-        Bounds of the parts of the inner dimension, for blocks that are `split`, and of the parts of B's columns.
-    blocks : tuple of Block
-        In order of rows.
-    expansion : int
-        Products of all blocks.
-    host_limit : int
-        Bytes of the host's memory that a worker may use.
-    device_memory : int
-        Bytes of the GPU's memory that a worker takes; 0 without a GPU.
-    counted : bool
-        Whether `expansion` was counted; the products of a triangle are estimated.
-    threads : int
-        Cores of a worker that multiply, each a block of its own or, if `threads_share_blocks`, all the same block.
-    threads_share_blocks : bool
-        Whether a worker multiplies one block at a time.
-    """
-
+    # the nnz of C is estimated
     a: Operand
     b: Operand
     c: Operand
-    engine: str
+    engine: str  # engine that multiplies blocks
+    # bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's
     memory_limit: int
+    # bytes of the host's memory that a worker holds throughout: a resident B, workspace, read buffers
     reserved_memory: int
-    blocks_in_flight: int
-    resident: bool
-    chunk: int
+    blocks_in_flight: int  # blocks that a worker reads, multiplies or writes at once, np of hySpMM's equation 5
+    resident: bool  # whether all of B is in each worker's memory for the whole run
+    chunk: int  # elements of C's Zarr chunks
+    # bounds of the parts of the inner dimension, for blocks that are `split`, and of the parts of B's columns
     inner_bounds: tuple[int, ...]
     column_bounds: tuple[int, ...]
-    blocks: tuple[Block, ...]
-    expansion: int
-    host_limit: int = 0
-    device_memory: int = 0
-    counted: bool = True
+    blocks: tuple[Block, ...]  # in order of rows
+    expansion: int  # products of all blocks
+    host_limit: int = 0  # bytes of the host's memory that a worker may use
+    device_memory: int = 0  # bytes of the GPU's memory that a worker takes; 0 without a GPU
+    counted: bool = True  # whether `expansion` was counted; the products of a triangle are estimated
+    # cores of a worker that multiply, each a block of its own or, if `threads_share_blocks`, all the same block
     threads: int = 1
-    threads_share_blocks: bool = False
+    threads_share_blocks: bool = False  # whether a worker multiplies one block at a time
 
     def __repr__(self) -> str:
         pieces = " x ".join(f"{count:,}" for count in self.grid.values())
@@ -327,10 +249,7 @@ class Plan(Displayed):
     def stage_seconds(self, rates: Rates | None = None) -> dict[str, float]:
         """Return the seconds of one core that each stage should take.
 
-        Parameters
-        ----------
-        rates : Rates, optional
-            Of a core of the machine; by default of a typical one, with which the seconds are the same everywhere.
+        `rates`: of a core of the machine; by default of a typical one, with which the seconds are the same everywhere.
         """
         moved, rates = self.stage_bytes(), rates or self.typical_rates
         reading = max(moved["preprocess"] / rates.read, sum(block.b_read for block in self.blocks) / rates.decode)
@@ -417,10 +336,8 @@ class Plan(Displayed):
     def description(self, core_seconds: Mapping[str, float] | None = None) -> list[Part]:
         """Return the plan in words: grid, bytes and seconds of each stage, memory of a worker.
 
-        Parameters
-        ----------
-        core_seconds : mapping of str to float, optional
-            CPU seconds of each stage on the machine that will run the plan; by default those of typical cores.
+        `core_seconds`: CPU seconds of each stage on the machine that will run the plan; by default those of typical
+        cores.
         """
         grid = self.grid
         blocks = [(block.start, block.stop, block.products) for block in self.blocks]
@@ -472,17 +389,9 @@ class Plan(Displayed):
 def even_bounds(weights: np.ndarray[Any, np.dtype[Any]], parts: int) -> tuple[int, ...]:
     """Cut ``range(len(weights))`` into ranges of about equal weight.
 
-    Parameters
-    ----------
-    weights : (n,) numbers
-        Not negative.
-    parts : int
-        Number of ranges, at most n.
-
-    Returns
-    -------
-    tuple of int
-        Where the ranges begin, and n; no range is empty.
+    `weights`: (n,) numbers: not negative.
+    `parts`: number of ranges, at most n.
+    Returns where the ranges begin, and n; no range is empty.
 
     Examples
     --------

@@ -55,27 +55,12 @@ COUNTED_COLUMNS_SHARE = 8
 def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning: PlannerTuning | None = None) -> Plan:
     """Cut A @ B so that every worker stays within the memory limit.
 
-    Parameters
-    ----------
-    request : PlanRequest
-    readers : RemoteReaders, optional
-        Processes that read parts of large matrices; they must have started. The plan is the same with and without them.
-        They are not used if a matrix is in the memory of this process.
-    tuning : PlannerTuning, optional
-
-    Returns
-    -------
-    Plan
-        The same on every machine.
-
-    Raises
-    ------
-    MemoryBoundError
-        If the smallest block does not fit; says how much is needed.
-    InputError
-        If the shapes do not fit, or the grid has more blocks than there are rows or columns.
-    MatrixError
-        If offsets or columns of A or B are out of range, or their rows are not sorted.
+    `readers`: processes that read parts of large matrices; they must have started. The plan is the same with and
+    without them. They are not used if a matrix is in the memory of this process.
+    Returns the same on every machine.
+    Raises `MemoryBoundError` if the smallest block does not fit; says how much is needed.
+    Raises `InputError` if the shapes do not fit, or the grid has more blocks than there are rows or columns.
+    Raises `MatrixError` if offsets or columns of A or B are out of range, or their rows are not sorted.
     """
     tuning = (tuning or DEFAULT_TUNING).within(request.host_bytes, count_cpus())
     a, b, scan = request.a, request.b, tuning.scan
@@ -124,16 +109,8 @@ class _PlanSource:
 def will_be_resident(request: PlanRequest, tuning: PlannerTuning | None = None) -> bool:
     """Guess whether the plan of the same request will keep B resident on the workers.
 
-    Parameters
-    ----------
-    request : PlanRequest
-    tuning : PlannerTuning, optional
-
-    Returns
-    -------
-    bool
-        True if B is small and, if GPUs multiply, some Zarr chunks of A each need so much of B that blocks which read
-        their own rows of it would not be faster. False if in doubt, or if A cannot be read.
+    Returns true if B is small and, if GPUs multiply, some Zarr chunks of A each need so much of B that blocks which
+    read their own rows of it would not be faster. False if in doubt, or if A cannot be read.
     """
     residency = (tuning or DEFAULT_TUNING).residency
     nbytes = operand(request.b).nbytes + request.b.nnz * request.cast_bytes.b
@@ -159,17 +136,8 @@ def _needed_share(a: StoredMatrix, b: StoredMatrix, samples: int) -> float:
 def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] | None) -> None:
     """Refuse operands whose shapes do not fit, or a grid of more blocks than there are rows or columns.
 
-    Parameters
-    ----------
-    a, b : StoredMatrix
-    grid : (int, int, int), optional
-        Numbers of row, inner and column blocks.
-
-    Raises
-    ------
-    InputError
-    MatrixError
-        If one is stored in blocks and the other is not, or in blocks that do not fit.
+    `grid`: (int, int, int), optional: numbers of row, inner and column blocks.
+    Raises `MatrixError` if one is stored in blocks and the other is not, or in blocks that do not fit.
     """
     if {blocksize(a.dtype), blocksize(b.dtype)} != {None}:
         result_dtype(a.dtype, b.dtype)
@@ -185,38 +153,20 @@ def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] 
 
 
 class CutRows(NamedTuple):
-    """Blocks that were cut for one division of the memory.
-
-    Attributes
-    ----------
-    table : BlockTable
-    b_reads : BlockTable, optional
-        If B is resident and A was scanned, the same blocks with the rows of B that they would read otherwise.
-    """
+    """Blocks that were cut for one division of the memory."""
 
     table: BlockTable
+    # if B is resident and A was scanned, the same blocks with the rows of B that they would read otherwise
     b_reads: BlockTable | None = None
 
 
 class Attempt(NamedTuple):
-    """The candidate for a B that is resident or is not, or why there is none.
+    """The candidate for a B that is resident or is not, or why there is none."""
 
-    Attributes
-    ----------
-    plan : Plan, optional
-        None if a block does not fit.
-    worst : Block, optional
-        The block that needs most bytes, if there is no plan.
-    room : Room
-        How the memory was divided in the end.
-    b_reads : BlockTable
-        Of the last `CutRows` that has it; else empty.
-    """
-
-    plan: Plan | None
-    worst: Block | None
-    room: Room
-    b_reads: BlockTable
+    plan: Plan | None  # none if a block does not fit
+    worst: Block | None  # the block that needs most bytes, if there is no plan
+    room: Room  # how the memory was divided in the end
+    b_reads: BlockTable  # of the last `CutRows` that has it; else empty
 
     @property
     def needed(self) -> int:
@@ -229,10 +179,6 @@ class PlanSearch:
 
     In a candidate B is resident or read block by block, and each thread has two blocks in flight; if these do not fit,
     there is one thread with two blocks or one. If even one row needs too much of B, the inner dimension is cut.
-
-    Parameters
-    ----------
-    scan : RowScan
     """
 
     def __init__(self, scan: RowScan) -> None:
@@ -243,10 +189,7 @@ class PlanSearch:
     def best(self, memory: WorkerMemory) -> Plan:
         """Return the plan of least predicted time for one worker of this memory.
 
-        Raises
-        ------
-        MemoryBoundError
-            If no plan fits; names a limit that is enough.
+        Raises `MemoryBoundError` if no plan fits; names a limit that is enough.
         """
         assembler = Assembler(memory, self.scan.b_lengths)
         plans: list[Plan] = []

@@ -18,30 +18,18 @@ class RemoteReaders:
     """Other processes that see the matrices, and read parts of them for a plan.
 
     Reads need the interpreter, so that threads of one process wait for each other; processes do not.
-
-    Attributes
-    ----------
-    executor : Executor
-        Runs functions in these processes; for Dask ``client.get_executor(pure=False)``.
-    processes : int
-        Number of processes. Each gets one task, so that it reads data that several of its parts need only once.
-    threads : int
-        Most threads of each process.
     """
 
-    executor: Executor
+    executor: Executor  # runs functions in these processes; for Dask ``client.get_executor(pure=False)``
+    # number of processes. Each gets one task, so that it reads data that several of its parts need only once.
     processes: int
-    threads: int
+    threads: int  # most threads of each process
 
     def map(self, function: Callable[[Sequence[Item], int], list[Result]], items: Sequence[Item]) -> list[Result]:
         """Return the results for all items, in their order.
 
-        Parameters
-        ----------
-        function : callable
-            Takes some of the items and a number of threads, and returns one result for each. Each of n processes gets
-            every n-th item.
-        items : sequence
+        `function`: takes some of the items and a number of threads, and returns one result for each. Each of n
+        processes gets every n-th item.
         """
         count = min(self.processes, len(items))
         results: list[Result | None] = [None] * len(items)
@@ -60,19 +48,10 @@ def results_or_errors(
 ) -> list[Result | SpdistError | None]:
     """Apply a function to items, several at once.
 
-    Parameters
-    ----------
-    function : callable
-        Takes an item, returns its result or raises `SpdistError`.
-    items : sequence
-    threads : int
-        Most items at once.
-
-    Returns
-    -------
-    list
-        For each item the result, or the error that was raised; None for items that were skipped because an item before
-        them had an error.
+    `function`: takes an item, returns its result or raises `SpdistError`.
+    `threads`: most items at once.
+    Returns for each item the result, or the error that was raised; None for items that were skipped because an item
+    before them had an error.
 
     Examples
     --------

@@ -14,54 +14,32 @@ from spdist.storage.product_spec import WHOLE, StoredProductSpec
 
 
 class CastBytes(NamedTuple):
-    """Bytes of the copy of one entry in the dtype of C, while it is multiplied.
+    """Bytes of the copy of one entry in the dtype of C, while it is multiplied."""
 
-    Attributes
-    ----------
-    a, b : int
-        Bytes for an entry of A and of B; 0 without a copy.
-    """
-
+    # bytes for an entry of A and of B; 0 without a copy
     a: int
     b: int
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A product and the limits that its plan keeps.
-
-    Attributes
-    ----------
-    a, b : StoredMatrix
-    engine : str
-        Engine that multiplies blocks.
-    memory_limit : int
-        Bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's.
-    host_limit : int, optional
-        Bytes of the host's memory that a worker with a GPU may use; `DEFAULT_HOST_LIMIT` if not given.
-    grid : (int, int, int), optional
-        Forces the number of row, inner and column blocks.
-    spec : StoredProductSpec
-        Options for the product. C has no more entries than mask, triangle and top-n leave; the effect of a threshold is
-        not known.
-    writes_c : bool
-        Whether C is written; otherwise it is reduced where it is made.
-    threads : int
-        Most cores of a worker that multiply; 1 if GPUs multiply.
-    to_objects : bool
-        Whether C goes to an object store.
-    """
+    """A product and the limits that its plan keeps."""
 
     a: StoredMatrix
     b: StoredMatrix
-    engine: str
+    engine: str  # engine that multiplies blocks
+    # bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's
     memory_limit: int
+    # bytes of the host's memory that a worker with a GPU may use; `DEFAULT_HOST_LIMIT` if not given
     host_limit: int | None = None
+    # (int, int, int), optional: forces the number of row, inner and column blocks
     grid: tuple[int, int, int] | None = None
+    # options for the product. C has no more entries than mask, triangle and top-n leave; the effect of a threshold is
+    # not known.
     spec: StoredProductSpec = WHOLE
-    writes_c: bool = True
-    threads: int = 1
-    to_objects: bool = False
+    writes_c: bool = True  # whether C is written; otherwise it is reduced where it is made
+    threads: int = 1  # most cores of a worker that multiply; 1 if GPUs multiply
+    to_objects: bool = False  # whether C goes to an object store
 
     @property
     def on_gpu(self) -> bool:

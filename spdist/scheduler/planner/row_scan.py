@@ -34,18 +34,10 @@ if TYPE_CHECKING:
 class ColumnReader:
     """Reads the columns of consecutive rows of a matrix, each Zarr chunk once, into two buffers in turn.
 
-    Parameters
-    ----------
-    a : StoredMatrix
-
-    Attributes
-    ----------
-    buffers : list of (size,) integers
-        The buffer at index 0 is filled next. Buffers grow and are used again: new memory takes longer than decoding.
-    rest : (size,) integers
-        Columns of the last decoded Zarr chunk that lie beyond the rows read so far.
-    end : int
-        Entries of the matrix read so far, `rest` included.
+    `buffers`: the buffer at index 0 is filled next. Buffers grow and are used again: new memory takes longer than
+    decoding.
+    `rest`: (size,) integers: columns of the last decoded Zarr chunk that lie beyond the rows read so far.
+    `end`: entries of the matrix read so far, `rest` included.
     """
 
     def __init__(self, a: StoredMatrix) -> None:
@@ -86,18 +78,9 @@ class RowRange(NamedTuple):
 def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> Iterator[RowRange]:
     """Yield rows ``[first:last)`` by ranges, and read the next range meanwhile.
 
-    Parameters
-    ----------
-    a : StoredMatrix
-    first, last : int
-        First row, and the row after the last.
-    tuning : ScanTuning
-        A range has `read_entries` entries, or the entries of two Zarr chunks if these are more.
-
-    Yields
-    ------
-    RowRange
-        Its columns are valid until the range after the next is yielded.
+    `first, last`: first row, and the row after the last.
+    `tuning`: A range has `read_entries` entries, or the entries of two Zarr chunks if these are more.
+    Yields its columns are valid until the range after the next is yielded.
     """
     reader = ColumnReader(a)
     with ThreadPoolExecutor(1) as thread:
@@ -113,29 +96,15 @@ def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> I
 
 @dataclass(frozen=True)
 class ScanTask:
-    """The matrices to scan and the figures to count: some kilobytes, which travel to other processes.
-
-    Attributes
-    ----------
-    a, b : StoredMatrix
-    mask : StoredMatrix or Diagonal, optional
-    costs : Costs
-        Bounds that end a block.
-    estimate : Estimate
-    forced : (n,) int64
-        Rows at which blocks must start. If there are any, the bounds end no block.
-    check_canonical : bool
-        Whether to refuse rows of A that are not sorted.
-    tuning : ScanTuning
-    """
+    """The matrices to scan and the figures to count: some kilobytes, which travel to other processes."""
 
     a: StoredMatrix
     b: StoredMatrix
     mask: StoredMatrix | Diagonal | None
-    costs: Costs
+    costs: Costs  # bounds that end a block
     estimate: Estimate
-    forced: Int64Array
-    check_canonical: bool
+    forced: Int64Array  # (n,) int64: rows at which blocks must start. If there are any, the bounds end no block.
+    check_canonical: bool  # whether to refuse rows of A that are not sorted
     tuning: ScanTuning
 
 
@@ -144,20 +113,10 @@ def scan_parts(
 ) -> list[BlockTable | SpdistError | None]:
     """Scan ranges of rows, several at once.
 
-    Parameters
-    ----------
-    task : ScanTask
-    parts : sequence of (int, int)
-        First row of each range, and the row after its last.
-    threads : int
-        Most ranges at once; fewer if `ScanTuning.stamp_bytes` is not enough.
-    known : (b_lengths, mask_lengths), optional
-        Row lengths of B and of the mask; read here if they are not given.
-
-    Returns
-    -------
-    list
-        Of each range the blocks, or an error; see `results_or_errors`.
+    `parts`: first row of each range, and the row after its last.
+    `threads`: most ranges at once; fewer if `ScanTuning.stamp_bytes` is not enough.
+    `known`: (b_lengths, mask_lengths), optional: row lengths of B and of the mask; read here if they are not given.
+    Returns of each range the blocks, or an error; see `results_or_errors`.
     """
     from spdist.scheduler.planner.cut_rows import BlockCutter, ExpectedRows
 
@@ -174,23 +133,11 @@ def scan_parts(
 def scan_rows(task: ScanTask, cutter: BlockCutter, first: int, last: int) -> BlockTable:
     """Cut rows ``[first:last)`` of A into blocks.
 
-    Parameters
-    ----------
-    task : ScanTask
-    cutter : BlockCutter
-        Begins at row `first`. It is closed here, so use it once.
-    first, last : int
-        First row, and the row after the last.
-
-    Returns
-    -------
-    BlockTable
-        In order of rows.
-
-    Raises
-    ------
-    MatrixError
-        If offsets or columns of A are out of range, or ``task.check_canonical`` and rows are not sorted.
+    `cutter`: begins at row `first`. It is closed here, so use it once.
+    `first, last`: first row, and the row after the last.
+    Returns in order of rows.
+    Raises `MatrixError` if offsets or columns of A are out of range, or ``task.check_canonical`` and rows are not
+    sorted.
     """
     closed = []
     for start, stop, offsets, columns in read_ranges(task.a, first, last, task.tuning):
@@ -203,28 +150,16 @@ def scan_rows(task: ScanTask, cutter: BlockCutter, first: int, last: int) -> Blo
 
 @dataclass(frozen=True)
 class RowScan:
-    """Scans all rows of A for blocks under given costs.
-
-    Attributes
-    ----------
-    a, b : StoredMatrix
-    mask : StoredMatrix or Diagonal, optional
-    b_lengths, mask_lengths : integers
-        Their row lengths, as this process knows them.
-    bounds : list of int
-        Rows at which parts begin, and the number of rows.
-    readers : RemoteReaders, optional
-        Processes that scan the parts.
-    tuning : ScanTuning
-    """
+    """Scans all rows of A for blocks under given costs."""
 
     a: StoredMatrix
     b: StoredMatrix
     mask: StoredMatrix | Diagonal | None
+    # their row lengths, as this process knows them
     b_lengths: Lengths
     mask_lengths: Lengths
-    bounds: list[int]
-    readers: RemoteReaders | None
+    bounds: list[int]  # rows at which parts begin, and the number of rows
+    readers: RemoteReaders | None  # processes that scan the parts
     tuning: ScanTuning
 
     def blocks(self, costs: Costs, estimate: Estimate, forced: Int64Array, *, check_canonical: bool) -> BlockTable:

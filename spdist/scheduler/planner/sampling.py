@@ -28,47 +28,22 @@ COUNTED_AT_ONCE = 1 << 16
 
 
 class SampledRows(NamedTuple):
-    """Rows of A, entry by entry.
+    """Rows of A, entry by entry."""
 
-    Attributes
-    ----------
-    sample : (entries,) int64
-        Number of the sampled row, counted from 0.
-    columns : (entries,) integers
-        Column of the entry: a row of B.
-    rows : (samples,) int64
-        Row of A of each sample.
-    row_products : float
-        Mean products of all rows from which the samples were chosen.
-    """
-
-    sample: Int64Array
-    columns: Lengths
-    rows: Int64Array
-    row_products: float
+    sample: Int64Array  # (entries,) int64: number of the sampled row, counted from 0
+    columns: Lengths  # (entries,) integers: column of the entry: a row of B
+    rows: Int64Array  # (samples,) int64: row of A of each sample
+    row_products: float  # mean products of all rows from which the samples were chosen
 
 
 class ExpandedRows(NamedTuple):
-    """Sampled rows, and the pattern of the rows of B that they need.
-
-    Attributes
-    ----------
-    sampled : SampledRows
-    lengths : (entries,) int64
-        Products of each entry.
-    starts : (entries,) int64
-        Where each entry's row of B begins in `b_columns`.
-    b_columns : integers
-        Columns of the rows of B.
-    shape : (int, int)
-        Shape of C.
-    """
+    """Sampled rows, and the pattern of the rows of B that they need."""
 
     sampled: SampledRows
-    lengths: Int64Array
-    starts: Int64Array
-    b_columns: ValueArray
-    shape: tuple[int, int]
+    lengths: Int64Array  # (entries,) int64: products of each entry
+    starts: Int64Array  # (entries,) int64: where each entry's row of B begins in `b_columns`
+    b_columns: ValueArray  # columns of the rows of B
+    shape: tuple[int, int]  # shape of C
 
 
 def sample_rows(
@@ -82,25 +57,11 @@ def sample_rows(
 ) -> Estimate:
     """Estimate how much products are compressed, from the exact nnz(C) of a sample of rows.
 
-    Parameters
-    ----------
-    a, b : StoredMatrix
-    b_lengths : (nrows of B,) integers
-    triangle : bool
-        Whether C is an upper triangle, whose share of products and entries is estimated too.
-    readers : RemoteReaders, optional
-        Processes that read rows of large matrices. The estimate is the same with and without them.
-    tuning : SampleTuning, optional
-
-    Returns
-    -------
-    Estimate
-        The same on every machine.
-
-    Raises
-    ------
-    MatrixError
-        If a row of the sample has a column that is out of range.
+    `b_lengths`: (nrows of B,) integers.
+    `triangle`: whether C is an upper triangle, whose share of products and entries is estimated too.
+    `readers`: processes that read rows of large matrices. The estimate is the same with and without them.
+    Returns the same on every machine.
+    Raises `MatrixError` if a row of the sample has a column that is out of range.
     """
     tuning = tuning or SampleTuning()
     sampled = _sampled_rows(a, b_lengths, readers, tuning)
@@ -121,11 +82,9 @@ def sample_rows(
 def _count_samples(expanded: ExpandedRows, ranges: int, low: int, high: int) -> tuple[Int64Array, Int64Array]:
     """Count the entries of C of samples ``[low:high)``; with row ranges, products and entries in the triangle too.
 
-    Returns
-    -------
-    nnz : (high - low,) int64
-    in_triangle : (2, 2, ranges) int64
-        Of products and of entries, in each range of rows: all, and those on and above the diagonal.
+    Returns `nnz`: (high - low,) int64.
+    Returns `in_triangle`: (2, 2, ranges) int64: of products and of entries, in each range of rows: all, and those on
+    and above the diagonal.
     """
     (sample, _, rows, _), (nrows, ncols) = expanded.sampled, expanded.shape
     part = slice(*np.searchsorted(sample, (low, high)).tolist())
@@ -219,24 +178,10 @@ def candidate_runs(
 ) -> Iterator[tuple[int, CSR]]:
     """Yield runs of consecutive rows from all over A; any first runs are spread evenly.
 
-    Parameters
-    ----------
-    a : StoredMatrix
-    readers : RemoteReaders, optional
-        Processes that read the runs of a large A, if all runs together are small enough to be held.
-    tuning : SampleTuning, optional
-
-    Yields
-    ------
-    first_row : int
-    run : CSR
-        The pattern of the rows: its values are its columns.
-
-    Raises
-    ------
-    MatrixError
-        If offsets or columns of a run are out of range, or its rows are not sorted; the order of rows that spdist
-        wrote is not checked.
+    `readers`: processes that read the runs of a large A, if all runs together are small enough to be held.
+    Yields `run`: the pattern of the rows: its values are its columns.
+    Raises `MatrixError` if offsets or columns of a run are out of range, or its rows are not sorted; the order of rows
+    that spdist wrote is not checked.
     """
     tuning = tuning or SampleTuning()
     if not a.nrows:

@@ -25,20 +25,9 @@ READ_ROWS = 1 << 17
 def row_lengths(matrix: StoredMatrix) -> Lengths:
     """Count the entries of each row.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-        Its offsets are read a few Zarr chunks at a time.
-
-    Returns
-    -------
-    (nrows,) uint32 or int64
-        int64 only if a row has 2^32 entries or more.
-
-    Raises
-    ------
-    MatrixError
-        If the offsets do not rise from 0 to the number of entries.
+    `matrix`: its offsets are read a few Zarr chunks at a time.
+    Returns (nrows,) uint32 or int64: int64 only if a row has 2^32 entries or more.
+    Raises `MatrixError` if the offsets do not rise from 0 to the number of entries.
     """
     lengths = np.empty(matrix.nrows, np.uint32)
     for start, offsets in _offsets(matrix):
@@ -65,23 +54,10 @@ def mask_lengths(mask: StoredMatrix | Diagonal | None) -> Lengths:
 def even_rows(matrix: StoredMatrix, parts: int, lengths: Lengths | None = None) -> list[int]:
     """Cut the rows of a matrix into parts of about equally many entries.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-    parts : int
-        There are fewer parts if rows are longer than a part.
-    lengths : (nrows,) integers, optional
-        The row lengths, if they are known. Otherwise offsets are read.
-
-    Returns
-    -------
-    list of int
-        Rows at which parts begin, from 0, and the number of rows.
-
-    Raises
-    ------
-    MatrixError
-        If offsets are read and do not rise from 0 to the number of entries.
+    `parts`: there are fewer parts if rows are longer than a part.
+    `lengths`: (nrows,) integers, optional: the row lengths, if they are known. Otherwise offsets are read.
+    Returns rows at which parts begin, from 0, and the number of rows.
+    Raises `MatrixError` if offsets are read and do not rise from 0 to the number of entries.
     """
     first, wanted = np.zeros(parts, np.int64), np.arange(parts) * matrix.nnz // parts
     for start, offsets in _offsets(matrix) if lengths is None else _summed(lengths):
@@ -116,10 +92,6 @@ def check_end_offsets(matrix: StoredMatrix) -> None:
     """Refuse a matrix whose first offset is not 0 or whose last offset is not the number of entries.
 
     A scan that reads no more than its rows would not notice the entries that such offsets leave out.
-
-    Raises
-    ------
-    MatrixError
     """
     ends = [int(matrix.read_indptr(row, row)[0]) for row in (0, matrix.nrows)]
     if ends != [0, matrix.nnz]:
@@ -136,19 +108,9 @@ def _bad_offsets(matrix: StoredMatrix) -> MatrixError:
 def check_rows(a: StoredMatrix, rows: CSR, start: int, *, canonical: bool) -> None:
     """Refuse rows whose offsets or columns are out of range.
 
-    Parameters
-    ----------
-    a : StoredMatrix
-        The matrix that the error names.
-    rows : CSR
-    start : int
-        Number of the first row.
-    canonical : bool
-        Refuse rows that are not sorted, too.
-
-    Raises
-    ------
-    MatrixError
+    `a`: the matrix that the error names.
+    `start`: number of the first row.
+    `canonical`: refuse rows that are not sorted, too.
     """
     falls = len(rows.indices) != rows.indptr[-1] or np.any(rows.indptr[1:] < rows.indptr[:-1])
     if canonical or falls or (rows.nnz and (rows.indices.min() < 0 or rows.indices.max() >= a.ncols)):

@@ -53,49 +53,24 @@ LEAST_CHUNK_LENGTH = 1 << 10
 
 
 class Room(NamedTuple):
-    """How a worker's memory is divided.
+    """How a worker's memory is divided."""
 
-    Attributes
-    ----------
-    b_resident : bool
-        Whether all of B is resident.
-    threads : int
-        Blocks that are multiplied at once.
-    blocks_in_flight : int
-    reserved : int
-        Bytes that the worker holds throughout.
-    budget : int
-        Bytes of each block in flight.
-    """
-
-    b_resident: bool
-    threads: int
+    b_resident: bool  # whether all of B is resident
+    threads: int  # blocks that are multiplied at once
     blocks_in_flight: int
-    reserved: int
-    budget: int
+    reserved: int  # bytes that the worker holds throughout
+    budget: int  # bytes of each block in flight
 
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """Bytes that a product takes on a worker of a given host memory.
-
-    Attributes
-    ----------
-    request : PlanRequest
-    row_limits : RowLimits
-    estimate : Estimate
-    limit : int
-        Bytes of the host's memory that the worker may use.
-    c_on_host : bool
-        Whether C reaches the host; GPUs that reduce it keep it.
-    tuning : PlannerTuning
-    """
+    """Bytes that a product takes on a worker of a given host memory."""
 
     request: PlanRequest
     row_limits: RowLimits
     estimate: Estimate
-    limit: int
-    c_on_host: bool
+    limit: int  # bytes of the host's memory that the worker may use
+    c_on_host: bool  # whether C reaches the host; GPUs that reduce it keep it
     tuning: PlannerTuning
 
     @functools.cached_property

@@ -24,21 +24,11 @@ KEYS = {"name": "default", "configuration": {"separator": "/"}}
 
 
 class ChunkCodec(NamedTuple):
-    """How the Zarr chunks of an array are encoded.
+    """How the Zarr chunks of an array are encoded."""
 
-    Attributes
-    ----------
-    dtype : dtype
-        Of the numbers.
-    shape : tuple of int
-        Of a chunk.
-    packed : bool
-        Whether Blosc compresses it.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    packed: bool
+    dtype: np.dtype[Any]  # of the numbers
+    shape: tuple[int, ...]  # of a chunk
+    packed: bool  # whether Blosc compresses it
 
     @property
     def nbytes(self) -> int:
@@ -48,19 +38,8 @@ class ChunkCodec(NamedTuple):
     def decode(self, raw: bytes) -> ValueArray:
         """Return the numbers in the bytes of a Zarr chunk.
 
-        Parameters
-        ----------
-        raw : bytes
-
-        Returns
-        -------
-        array of `dtype` and `shape`
-            In memory of its own.
-
-        Raises
-        ------
-        ValueError
-            If the bytes are truncated or altered; says how.
+        Returns in memory of its own.
+        Raises `ValueError` if the bytes are truncated or altered; says how.
         """
         found = np.empty(math.prod(self.shape), self.dtype)
         self.decode_into(raw, found)
@@ -69,16 +48,8 @@ class ChunkCodec(NamedTuple):
     def decode_into(self, raw: bytes, out: ValueArray) -> None:
         """Decode the bytes of a Zarr chunk.
 
-        Parameters
-        ----------
-        raw : bytes
-        out : (n,) array of `dtype`
-            Gets the numbers; contiguous.
-
-        Raises
-        ------
-        ValueError
-            As `decode`.
+        `out`: (n,) array of `dtype`: gets the numbers; contiguous.
+        Raises `ValueError` As `decode`.
         """
         stored = np.frombuffer(raw, np.uint8)
         body = stored[:-CHECKSUM_BYTES]
@@ -99,10 +70,7 @@ class ChunkCodec(NamedTuple):
     def encode(self, values: ValueArray) -> npt.NDArray[np.uint8]:
         """Return the bytes of a Zarr chunk, the same that Zarr's codecs make.
 
-        Parameters
-        ----------
-        values : array of `dtype`
-            The numbers of one Zarr chunk.
+        `values`: the numbers of one Zarr chunk.
         """
         numbers = np.ascontiguousarray(values, self.dtype.newbyteorder("<")).reshape(-1)
         body = numbers.view(np.uint8)
@@ -121,15 +89,9 @@ class ChunkCodec(NamedTuple):
 def array_document(dtype: np.dtype[Any], shape: tuple[int, ...], chunk: int, *, packed: bool) -> dict[str, Any]:
     """Return Zarr's metadata of an array.
 
-    Parameters
-    ----------
-    dtype : dtype
-        Of the numbers.
-    shape : tuple of int
-    chunk : int
-        Elements of a Zarr chunk; a block is one element.
-    packed : bool
-        Whether Blosc compresses Zarr chunks.
+    `dtype`: of the numbers.
+    `chunk`: elements of a Zarr chunk; a block is one element.
+    `packed`: whether Blosc compresses Zarr chunks.
     """
     zero: Any = [0.0, 0.0] if dtype.kind == "c" else dtype.type(0).item()
     options = {"typesize": dtype.itemsize, "cname": COMPRESSOR, "clevel": LEVEL, "shuffle": "shuffle", "blocksize": 0}
@@ -157,10 +119,7 @@ def group_document(attributes: dict[str, Any]) -> dict[str, Any]:
 def codec_of(metadata: str) -> ChunkCodec | None:
     """Return how the Zarr chunks of an array are encoded; None if they are to be left to Zarr.
 
-    Parameters
-    ----------
-    metadata : str
-        Zarr's document of the array, as JSON.
+    `metadata`: Zarr's document of the array, as JSON.
 
     Examples
     --------

@@ -26,21 +26,10 @@ def cache_folder() -> Path:
 def checked(matrix: StoredMatrix) -> StoredMatrix:
     """Return the matrix, known to be canonical; read and check one that spdist did not write, unless it passed before.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-
-    Returns
-    -------
-    StoredMatrix
-        Its `ours` is true.
-
-    Raises
-    ------
-    MatrixError
-        If offsets or columns are out of range, or rows are not sorted or have duplicates; names the row.
-    CorruptError
-        If a Zarr chunk is missing or altered.
+    Returns its `ours` is true.
+    Raises `MatrixError` if offsets or columns are out of range, or rows are not sorted or have duplicates; names the
+    row.
+    Raises `CorruptError` if a Zarr chunk is missing or altered.
     """
     versions.note(matrix)
     if matrix.ours:

@@ -77,16 +77,8 @@ class Codecs(NamedTuple):
 def codecs_of(metadata: str, nbytes: int) -> Codecs:
     """Return the codecs in a metadata document of Zarr.
 
-    Parameters
-    ----------
-    metadata : str
-        The document of an array, as JSON.
-    nbytes : int
-        Bytes that each Zarr chunk must decode to.
-
-    Returns
-    -------
-    Codecs
+    `metadata`: the document of an array, as JSON.
+    `nbytes`: bytes that each Zarr chunk must decode to.
     """
     document = json.loads(metadata)
     if document["zarr_format"] == 2:
@@ -104,18 +96,9 @@ def _chain(listed: list[Any]) -> tuple[tuple[str, dict[str, Any]], ...]:
 def check_decoded_size(read: Read, stored: int, codecs: Codecs) -> None:
     """Refuse a Zarr chunk that decodes to far more bytes than its array declares.
 
-    Parameters
-    ----------
-    read : callable
-        Reads the stored Zarr chunk.
-    stored : int
-        Bytes of the stored Zarr chunk.
-    codecs : Codecs
-
-    Raises
-    ------
-    ValueError
-        If it does, or might; says why.
+    `read`: reads the stored Zarr chunk.
+    `stored`: bytes of the stored Zarr chunk.
+    Raises `ValueError` if it does, or might; says why.
     """
     declared, packers = codecs.nbytes, codecs.packers
     limit = declared * (FILTER_RATIO if len(codecs.chain) > len(packers) + 2 else 1) + SLACK

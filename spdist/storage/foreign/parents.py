@@ -30,16 +30,9 @@ MATRICES = "csr_matrix", "csc_matrix", "bsr_matrix"
 def check_parents(url: str) -> None:
     """Refuse to write a matrix into a group of version 2, or beside X in an AnnData: their readers would fail.
 
-    Parameters
-    ----------
-    url : str
-        Target of the matrix; a normalised path or URL.
-
-    Raises
-    ------
-    InputError
-        If the target is in a group of version 2, or AnnData could not read the group with it; or nothing is written to
-        such URLs.
+    `url`: target of the matrix; a normalised path or URL.
+    Raises `InputError` if the target is in a group of version 2, or AnnData could not read the group with it; or
+    nothing is written to such URLs.
 
     Examples
     --------
@@ -69,10 +62,7 @@ def check_parents(url: str) -> None:
 def tell_parents(url: str) -> None:
     """Update the groups around a new matrix that keep a copy of their members' metadata.
 
-    Parameters
-    ----------
-    url : str
-        The matrix; a normalised path or URL. For a temporary copy next to a target, nothing is updated.
+    `url`: the matrix; a normalised path or URL. For a temporary copy next to a target, nothing is updated.
     """
     if locations.family_of(url) != url:
         return
@@ -115,15 +105,8 @@ def _without_temporary(store: Store) -> Store:
 def members_of(url: str) -> list[str]:
     """Return the paths of the sparse matrices in a local group.
 
-    Parameters
-    ----------
-    url : str
-        A local path.
-
-    Returns
-    -------
-    list of str
-        At most a few, sorted.
+    `url`: A local path.
+    Returns at most a few, sorted.
     """
     root = locations.local_path(url)
     folders = [path for pattern in ("*", "*/*") for path in root.glob(pattern) if path.is_dir()]

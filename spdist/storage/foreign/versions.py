@@ -36,17 +36,11 @@ TELLING = {"etag", "e_tag", "last-modified", "last_modified", "lastmodified", "m
 
 @dataclass(frozen=True)
 class _Versions:
-    """What the storage tells of the Zarr chunks of a matrix.
+    """What the storage tells of the Zarr chunks of a matrix."""
 
-    Attributes
-    ----------
-    of_chunks : dict of (n,) int64
-        By array a number for each Zarr chunk, which changes when the Zarr chunk is written; 0 if it is missing.
-    can_tell : bool
-        Whether every later write shows: not if the storage has no times, or a file is as new as the comparison.
-    """
-
+    # by array a number for each Zarr chunk, which changes when the Zarr chunk is written; 0 if it is missing
     of_chunks: dict[str, Int64Array]
+    # whether every later write shows: not if the storage has no times, or a file is as new as the comparison
     can_tell: bool
 
 

@@ -33,12 +33,8 @@ class Stream(Protocol):
 class Arrays:
     """The three arrays of a matrix in compressed form.
 
-    Parameters
-    ----------
-    indptr, indices, data : Stream
-        `data` may hold several values an entry (BSR).
-    path : str
-        The file, for messages.
+    `indptr, indices, data`: `data` may hold several values an entry (BSR).
+    `path`: the file, for messages.
     """
 
     def __init__(self, indptr: Stream, indices: Stream, data: Stream, path: str) -> None:
@@ -136,11 +132,7 @@ def _joined(parts: list[CSR]) -> CSR:
 def import_by_rows(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
     """Write a matrix that its file stores by rows.
 
-    Parameters
-    ----------
-    job : Import
-    shape : (nrows, ncols)
-    arrays : Arrays
+    `shape`: (nrows, ncols).
     """
     job.write(_whole_rows(arrays.pieces(shape)), shape[1], arrays.data.dtype, arrays.nnz)
 
@@ -148,11 +140,7 @@ def import_by_rows(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
 def import_by_columns(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
     """Sort a matrix that its file stores by columns into rows, and write it.
 
-    Parameters
-    ----------
-    job : Import
-    shape : (nrows, ncols)
-    arrays : Arrays
+    `shape`: (nrows, ncols).
     """
 
     def batches() -> Iterator[Entries]:
@@ -168,12 +156,8 @@ def coordinate_batches(
 ) -> Iterator[Entries]:
     """Yield the entries of a matrix that its file stores as coordinates; refuse one outside the shape.
 
-    Parameters
-    ----------
-    rows, columns, data : Stream
-    shape : (nrows, ncols)
-    path : str
-        The file, for messages.
+    `shape`: (nrows, ncols).
+    `path`: the file, for messages.
     """
     nnz = data.shape[0]
     if rows.shape != (nnz,) or columns.shape != (nnz,):

@@ -42,18 +42,11 @@ def import_dense(
 
     The caller has checked the shape, the dtype, and that one stored chunk fits into memory.
 
-    Parameters
-    ----------
-    job : Import
-    shape : (nrows, ncols)
-    dtype : dtype
-        Of the values; one that spdist stores.
-    read : callable
-        Gets two slices with ends inside the shape. Each is asked for once, about a million elements at a time.
-    chunk : (int, int)
-        Rows and columns that are stored together, and decoded even if few of their elements are read.
-    by_columns : bool
-        Whether a column, not a row, lies in one piece (Fortran's order).
+    `shape`: (nrows, ncols).
+    `dtype`: of the values; one that spdist stores.
+    `read`: gets two slices with ends inside the shape. Each is asked for once, about a million elements at a time.
+    `chunk`: rows and columns that are stored together, and decoded even if few of their elements are read.
+    `by_columns`: whether a column, not a row, lies in one piece (Fortran's order).
     """
     nrows, ncols = shape
     height, width = _rectangle(shape, chunk, by_columns and 0 not in shape)

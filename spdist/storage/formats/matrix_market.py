@@ -64,29 +64,15 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a file.
+    """The header of a file."""
 
-    Attributes
-    ----------
-    name : str
-        The file, in messages.
-    dense : bool
-        Whether the file lists all values by columns (``array``) instead of entries (``coordinate``).
-    field, symmetry : str
-    shape : (nrows, ncols)
-    count : int
-        Entries, or values of a dense file, that follow.
-    lines : int
-        Lines of the header.
-    """
-
-    name: str
-    dense: bool
+    name: str  # the file, in messages
+    dense: bool  # whether the file lists all values by columns (``array``) instead of entries (``coordinate``)
     field: str
     symmetry: str
-    shape: tuple[int, int]
-    count: int
-    lines: int
+    shape: tuple[int, int]  # (nrows, ncols)
+    count: int  # entries, or values of a dense file, that follow
+    lines: int  # lines of the header
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -128,10 +114,7 @@ class Header:
 def import_text(job: Import) -> None:
     """Import Matrix Market text.
 
-    Raises
-    ------
-    MatrixError
-        If it is damaged, or claims more entries than a file of its size can hold; names the line.
+    Raises `MatrixError` if it is damaged, or claims more entries than a file of its size can hold; names the line.
     """
     header, entries = begin_reading(job)
     job.sort(entries, job.shape(header.shape), header.dtype, header.most)
@@ -157,21 +140,9 @@ def begin_reading(job: Import) -> tuple[Header, Iterator[Entries]]:
 def read_header(file: Text, name: str) -> Header:
     r"""Read the banner, the comments and the size line.
 
-    Parameters
-    ----------
-    file : binary file
-        At its start; afterwards at the first entry.
-    name : str
-        What messages call the file.
-
-    Returns
-    -------
-    Header
-
-    Raises
-    ------
-    MatrixError
-        Names the file and the line.
+    `file`: at its start; afterwards at the first entry.
+    `name`: what messages call the file.
+    Raises `MatrixError` Names the file and the line.
 
     Examples
     --------
@@ -231,26 +202,12 @@ def read_entries(
 
     Zeros are kept in ``coordinate`` files and dropped from ``array`` files, as are values in files of patterns.
 
-    Parameters
-    ----------
-    file : binary file
-        After the header.
-    header : Header
-    text_bytes : int
-        Bytes of text to read at a time.
-    reading : Reading, optional
-        Gets what was found, once all is read.
-
-    Yields
-    ------
-    Entries
-        Of one piece of text; rows and columns count from 0.
-
-    Raises
-    ------
-    MatrixError
-        If a word is no number, an index is out of range, or there are more or fewer entries than the header announces;
-        names the file and the line.
+    `file`: after the header.
+    `text_bytes`: bytes of text to read at a time.
+    `reading`: gets what was found, once all is read.
+    Yields of one piece of text; rows and columns count from 0.
+    Raises `MatrixError` if a word is no number, an index is out of range, or there are more or fewer entries than the
+    header announces; names the file and the line.
     """
     done, line, idle = 0, header.lines + 1, header.lines
     findings = _Findings(header)
@@ -483,15 +440,10 @@ def field_of(dtype: np.dtype[Any]) -> str:
 def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dtype[Any]) -> None:
     """Write the banner and the size line of a ``general coordinate`` file.
 
-    Parameters
-    ----------
-    file : binary file
-        At its start.
-    shape : (nrows, ncols)
-    nnz : int
-        Entries that `write_rows` will write.
-    dtype : dtype
-        Of the values.
+    `file`: at its start.
+    `shape`: (nrows, ncols).
+    `nnz`: entries that `write_rows` will write.
+    `dtype`: of the values.
 
     Examples
     --------
@@ -507,14 +459,8 @@ def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dty
 def write_rows(file: BinaryIO, block: CSR, first_row: int, nrows: int) -> None:
     """Write the entries of a row block so that its values read back exactly.
 
-    Parameters
-    ----------
-    file : binary file
-    block : CSR
-    first_row : int
-        The matrix row of the block's first row.
-    nrows : int
-        Rows of the matrix.
+    `first_row`: the matrix row of the block's first row.
+    `nrows`: rows of the matrix.
     """
     import scipy.io
     import scipy.sparse as sp

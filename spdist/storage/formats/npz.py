@@ -50,10 +50,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def import_npz(job: Import) -> None:
     """Import a file of ``scipy.sparse.save_npz``, or of the function of this name in pydata/sparse.
 
-    Raises
-    ------
-    MatrixError
-        If it is another file, or damaged; names the array.
+    Raises `MatrixError` if it is another file, or damaged; names the array.
     """
     with foreign(job.path):
         archive = zipfile.ZipFile(cast(Any, _ShortReads(job.source.file, job.path)))
@@ -100,13 +97,7 @@ class _ShortReads:
 
 
 class _Members:
-    """The arrays in an archive.
-
-    Parameters
-    ----------
-    archive : ZipFile
-    job : Import
-    """
+    """The arrays in an archive."""
 
     def __init__(self, archive: zipfile.ZipFile, job: Import) -> None:
         self.archive, self.job, self.claimed = archive, job, 0
@@ -159,15 +150,10 @@ class _Members:
 class NpyStream:
     """An array in a .npz file, read in order.
 
-    Parameters
-    ----------
-    file : binary file
-        After its header.
-    header : (shape, order, dtype)
-    names : (str, str)
-        The array and the archive, for messages.
-    kinds : str
-        Kinds of dtypes that it may have; `text` looks at that of `format`.
+    `file`: after its header.
+    `header`: (shape, order, dtype).
+    `names`: the array and the archive, for messages.
+    `kinds`: kinds of dtypes that it may have; `text` looks at that of `format`.
     """
 
     def __init__(self, file: BinaryIO, header: Header, names: tuple[str, str], kinds: str) -> None:
@@ -322,12 +308,8 @@ class _Coordinates:
 def import_npy(job: Import) -> None:
     """Import the nonzeros of a dense array of ``numpy.save``.
 
-    Raises
-    ------
-    InputError
-        If `dense` was not asked for.
-    MatrixError
-        If it has not two dimensions, does not hold numbers, or is truncated.
+    Raises `InputError` if `dense` was not asked for.
+    Raises `MatrixError` if it has not two dimensions, does not hold numbers, or is truncated.
     """
     file = job.source.file
     with foreign(job.path):

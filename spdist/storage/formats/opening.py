@@ -43,11 +43,7 @@ def check_file(path: str) -> None:
 def opened_source(path: str, scratch: Path | None = None) -> Iterator[BinaryIO]:
     """Open a local path, an fsspec URL or standard input for reading and seeking.
 
-    Parameters
-    ----------
-    path : str
-    scratch : Path, optional
-        Folder for a copy of standard input; by default the system's for temporary files.
+    `scratch`: folder for a copy of standard input; by default the system's for temporary files.
     """
     if path == STANDARD_INPUT:
         if sys.stdin.isatty():

@@ -34,12 +34,8 @@ READ_BYTES = 1 << 20
 def import_petsc(job: Import) -> None:
     """Import a matrix in PETSc's binary format.
 
-    Raises
-    ------
-    InputError
-        If it is dense, and `job.options.dense` is not set.
-    MatrixError
-        If it is no such file, or of a wrong size.
+    Raises `InputError` if it is dense, and `job.options.dense` is not set.
+    Raises `MatrixError` if it is no such file, or of a wrong size.
     """
     head = _Section(job, "header", 0, 2, np.dtype(">i4")).read(2).tolist()
     index = np.dtype(">i8" if head == [0, MATRIX] else ">i4")
@@ -117,16 +113,9 @@ def _object_at(job: Import, at: int, index: np.dtype[Any]) -> str:
 class _Section:
     """An array in the file, read in order.
 
-    Parameters
-    ----------
-    job : Import
-    name : str
-        For messages.
-    start : int
-        Byte in the file.
-    count : int
-    stored : dtype
-        As in the file.
+    `name`: for messages.
+    `start`: byte in the file.
+    `stored`: as in the file.
     """
 
     def __init__(self, job: Import, name: str, start: int, count: int, stored: np.dtype[Any]) -> None:
@@ -150,14 +139,7 @@ class _Section:
 
 
 class _Offsets:
-    """Offsets of rows, made of the lengths of rows.
-
-    Parameters
-    ----------
-    lengths : _Section
-    nnz : int
-    path : str
-    """
+    """Offsets of rows, made of the lengths of rows."""
 
     def __init__(self, lengths: _Section, nnz: int, path: str) -> None:
         self.lengths, self.nnz, self.path, self.row = lengths, nnz, path, -1

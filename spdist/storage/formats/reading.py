@@ -34,39 +34,19 @@ class ReadKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read a file; each format takes some of these (`Format.takes`).
+    """How to read a file; each format takes some of these (`Format.takes`)."""
 
-    Attributes
-    ----------
-    names : bool
-        Whether vertices of a list of edges have names.
-    duplicates : {"sum", "max", "min", "first"}
-        How to combine several edges from one vertex to another.
-    header : bool, optional
-        Whether the first line names the columns; by default it does if it has the known words.
-    columns : sequence of int or str, optional
-        Columns of source, target and perhaps weight: numbers from 1, or names in the header.
-    separator : {"tab", "comma", "semicolon", "space"}, optional
-        By default what the ending of the file and its lines say.
-    quotes : bool, optional
-        Whether fields may be quoted; by default they may, except in .abc.
-    allow_nan : bool
-        Whether weights may be NaN.
-    orient : {"cells-by-genes", "genes-by-cells"}, optional
-        Rows and columns of a matrix of single cells; by default cells by genes, as in AnnData.
-    dense : bool
-        Read a dense array, and keep its nonzeros.
-    """
-
-    names: bool = False
-    duplicates: Duplicates = "sum"
-    header: bool | None = None
+    names: bool = False  # whether vertices of a list of edges have names
+    duplicates: Duplicates = "sum"  # how to combine several edges from one vertex to another
+    header: bool | None = None  # whether the first line names the columns; by default it does if it has the known words
+    # columns of source, target and perhaps weight: numbers from 1, or names in the header
     columns: tuple[int | str, ...] | None = None
-    separator: Separator | None = None
-    quotes: bool | None = None
-    allow_nan: bool = False
+    separator: Separator | None = None  # by default what the ending of the file and its lines say
+    quotes: bool | None = None  # whether fields may be quoted; by default they may, except in .abc
+    allow_nan: bool = False  # whether weights may be NaN
+    # rows and columns of a matrix of single cells; by default cells by genes, as in AnnData
     orient: Orient | None = None
-    dense: bool = False
+    dense: bool = False  # read a dense array, and keep its nonzeros
 
     def __post_init__(self) -> None:
         for name, choices in (("duplicates", Duplicates), ("separator", Separator), ("orient", Orient)):
@@ -96,24 +76,12 @@ def _checked_columns(columns: Sequence[int | str]) -> tuple[int | str, ...]:
 
 @dataclass
 class Reading:
-    """What a reader found, collected while it reads and said in one line at the end.
+    """What a reader found, collected while it reads and said in one line at the end."""
 
-    Attributes
-    ----------
-    path : str
-        The file, for messages.
-    format : str
-        What it was read as, with its article.
-    found : list of str
-        What was decided: header, columns, separator, orientation.
-    left_out : list of str
-        What the file holds and the matrix does not.
-    """
-
-    path: str
-    format: str
-    found: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    path: str  # the file, for messages
+    format: str  # what it was read as, with its article
+    found: list[str] = field(default_factory=list)  # what was decided: header, columns, separator, orientation
+    left_out: list[str] = field(default_factory=list)  # what the file holds and the matrix does not
 
     def line(self, names: AxisNames) -> str:
         """Return what was read as one line, without shape and entries, which the matrix has."""

@@ -47,39 +47,20 @@ ARCHIVES = (".zip", ".tar", ".tgz", *(f".tar{packing}" for packing in PACKINGS),
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes
-    ----------
-    name : str
-        With its article, as a sentence says it.
-    endings : tuple of str
-        Of names of files; the first, without its dot, is the format's name for ``--format``.
-    read : callable
-        Imports one file: takes an `Import`.
-    takes : frozenset of str
-        Fields of `ReadOptions` that mean something for it.
-    is_text : bool
-        Whether the file may be compressed whole (.gz, .bz2, .xz, .zst).
-    holds : callable, optional
-        Of a format that is a folder or a group and no file: whether a normalised path or URL is one.
-    """
-
-    name: str
-    endings: tuple[str, ...]
-    read: Callable[[Import], None]
-    takes: frozenset[str] = frozenset()
-    is_text: bool = False
+    name: str  # with its article, as a sentence says it
+    endings: tuple[str, ...]  # of names of files; the first, without its dot, is the format's name for ``--format``
+    read: Callable[[Import], None]  # imports one file: takes an `Import`
+    takes: frozenset[str] = frozenset()  # fields of `ReadOptions` that mean something for it
+    is_text: bool = False  # whether the file may be compressed whole (.gz, .bz2, .xz, .zst)
+    # of a format that is a folder or a group and no file: whether a normalised path or URL is one
     holds: Callable[[str], bool] | None = None
 
     def check(self, options: ReadOptions, source: str) -> None:
         """Refuse options that mean nothing for this format.
 
-        Parameters
-        ----------
-        options : ReadOptions
-        source : str
-            The file, for the message.
+        `source`: the file, for the message.
         """
         for name, value in options.changed().items():
             if name not in self.takes:
@@ -123,19 +104,10 @@ def ending_of(path: str, format: str | None) -> str:
 def format_of(path: str, source: str, format: str | None = None) -> Format:
     """Return the format of a file.
 
-    Parameters
-    ----------
-    path : str
-        Normalised path or URL, or - for standard input.
-    source : str
-        As it was given, for messages.
-    format : str, optional
-        An ending that the file should be read as, without its dot, whatever its name.
-
-    Raises
-    ------
-    InputError
-        If it is not known.
+    `path`: normalised path or URL, or - for standard input.
+    `source`: as it was given, for messages.
+    `format`: an ending that the file should be read as, without its dot, whatever its name.
+    Raises `InputError` if it is not known.
     """
     name = (path if format is None else f".{format.removeprefix('.')}").lower()
     packing = packing_of(name)

@@ -52,17 +52,9 @@ def foreign(path: str, what: str = "") -> Iterator[None]:
 
     Wrap calls of libraries only, so that an error of spdist's own is not taken for a bad file.
 
-    Parameters
-    ----------
-    path : str
-        The file.
-    what : str
-        The part of it that is read.
-
-    Raises
-    ------
-    MatrixError
-        In place of every error but spdist's own, and the operating system's.
+    `path`: the file.
+    `what`: the part of it that is read.
+    Raises `MatrixError` In place of every error but spdist's own, and the operating system's.
     """
     try:
         with warnings.catch_warnings():
@@ -82,27 +74,13 @@ def foreign(path: str, what: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Source:
-    """The file that is imported.
+    """The file that is imported."""
 
-    Attributes
-    ----------
-    path : str
-        For messages; a path or URL.
-    file : binary file
-        At its start.
-    size : int
-        Bytes of the file.
-    inner : str
-        Path of the matrix inside the file, after ``::``; empty if none was given.
-    ending : str
-        What says its format, as in ".csv": the ending of its name, or the caller.
-    """
-
-    path: str
-    file: BinaryIO
-    size: int
-    inner: str = ""
-    ending: str = ""
+    path: str  # for messages; a path or URL
+    file: BinaryIO  # at its start
+    size: int  # bytes of the file
+    inner: str = ""  # path of the matrix inside the file, after ``::``; empty if none was given
+    ending: str = ""  # what says its format, as in ".csv": the ending of its name, or the caller
 
     @property
     def inflated(self) -> int:
@@ -112,17 +90,9 @@ class Source:
     def check_inflated(self, claimed: int, remedy: str) -> None:
         """Refuse a compressed file that inflates to many times its size.
 
-        Parameters
-        ----------
-        claimed : int
-            Bytes to which it inflates.
-        remedy : str
-            What to do if the file is meant to.
-
-        Raises
-        ------
-        MatrixError
-            States the bytes.
+        `claimed`: bytes to which it inflates.
+        `remedy`: what to do if the file is meant to.
+        Raises `MatrixError` States the bytes.
         """
         if claimed > self.inflated:
             raise MatrixError(
@@ -133,35 +103,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Import:
-    """One import: its source, where it writes, and how it reports.
-
-    Attributes
-    ----------
-    source : Source
-    stage : Stage
-    facts : dict
-        Provenance, kept under the attribute ``spdist``.
-    progress : callable
-    bucket_bytes : int
-        Bytes of entries sorted at a time.
-    options : ReadOptions
-    reading : Reading
-        Gets what the reader finds.
-    labels : Path, optional
-        Where to write the names of vertices.
-    names : AxisNames
-        Of the matrix, once a reader has found them.
-    """
+    """One import: its source, where it writes, and how it reports."""
 
     source: Source
     stage: Stage
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # provenance, kept under the attribute ``spdist``
     progress: Progress
-    bucket_bytes: int
+    bucket_bytes: int  # bytes of entries sorted at a time
     options: ReadOptions
-    reading: Reading
-    labels: Path | None = None
-    names: AxisNames = NO_NAMES
+    reading: Reading  # gets what the reader finds
+    labels: Path | None = None  # where to write the names of vertices
+    names: AxisNames = NO_NAMES  # of the matrix, once a reader has found them
 
     @property
     def path(self) -> str:
@@ -171,19 +123,9 @@ class Import:
     def shape(self, numbers: Sequence[Any]) -> tuple[int, int]:
         """Return the shape that a file states, once it is known to be one and its offsets to fit on the disk.
 
-        Parameters
-        ----------
-        numbers : sequence
-            As the file has them.
-
-        Returns
-        -------
-        (nrows, ncols)
-
-        Raises
-        ------
-        MatrixError
-            States the shape, or the bytes of its offsets and what there is.
+        `numbers`: as the file has them.
+        Returns (nrows, ncols).
+        Raises `MatrixError` States the shape, or the bytes of its offsets and what there is.
         """
         if len(numbers) != 2 or not all(isinstance(each, int | np.integer) and each >= 0 for each in numbers):
             shown = one_line(", ".join(map(str, numbers[:9])), 60)
@@ -243,22 +185,9 @@ class Import:
 def check_numbers(dtype: np.dtype[Any], path: str, name: str, kinds: str) -> np.dtype[Any]:
     """Return the dtype of an array in a file, in this machine's byte order, once it is known to be one of numbers.
 
-    Parameters
-    ----------
-    dtype : dtype
-    path, name : str
-        The file and the array, for messages.
-    kinds : str
-        Kinds that may be: "iu" for places, "biufc" for values.
-
-    Returns
-    -------
-    dtype
-
-    Raises
-    ------
-    MatrixError
-        Names the array and the dtype.
+    `path, name`: the file and the array, for messages.
+    `kinds`: kinds that may be: "iu" for places, "biufc" for values.
+    Raises `MatrixError` Names the array and the dtype.
     """
     if dtype.kind not in kinds or dtype.names is not None or dtype.subdtype is not None:
         if dtype.hasobject:

@@ -40,17 +40,9 @@ def holds_cells(path: str) -> bool:
 def import_folder(job: Import) -> None:
     """Import a folder with the names of cells and genes.
 
-    Parameters
-    ----------
-    job : Import
-        With `orient` of "genes-by-cells", the matrix stays as it is in the file.
-
-    Raises
-    ------
-    InputError
-        If the file of barcodes or of genes is missing.
-    MatrixError
-        If there are more or fewer names than genes or cells, or a file is damaged; names the file.
+    `job`: with `orient` of "genes-by-cells", the matrix stays as it is in the file.
+    Raises `InputError` if the file of barcodes or of genes is missing.
+    Raises `MatrixError` if there are more or fewer names than genes or cells, or a file is damaged; names the file.
     """
     paths = {}
     for what, known in (("matrix", (MATRIX,)), ("barcodes", (BARCODES,)), ("features", FEATURES)):
@@ -107,22 +99,13 @@ def _facts(barcodes: _NameFile, features: _NameFile, by_cells: bool) -> str:
 class _NameFile:
     """A file of names, one a line, read anew each time.
 
-    Attributes
-    ----------
-    path : str
-    name_in : callable
-        Returns the name in the fields of a line.
-    count : int
-        Names that there must be.
-    types : list of str
-        Types of features that were met, in the third field of a line.
-    has_more : bool
-        Whether lines have several fields.
+    `types`: types of features that were met, in the third field of a line.
+    `has_more`: whether lines have several fields.
     """
 
     path: str
-    name_in: Callable[[list[bytes]], bytes]
-    count: int
+    name_in: Callable[[list[bytes]], bytes]  # returns the name in the fields of a line
+    count: int  # names that there must be
 
     def __post_init__(self) -> None:
         self.types: list[str] = []

@@ -52,12 +52,8 @@ class TextFile:
 
     A compressed file is known by its first bytes. Carriage returns, alone or before a line feed, become line feeds.
 
-    Attributes
-    ----------
-    done : int
-        Bytes of text that were read.
-    packing : str
-        The ending of its kind of compression; empty if there is none.
+    `done`: bytes of text that were read.
+    `packing`: the ending of its kind of compression; empty if there is none.
     """
 
     def __init__(self, source: Source) -> None:

@@ -49,31 +49,18 @@ _D_TO_E = bytes.maketrans(b"dD", b"ee")
 
 @dataclass(frozen=True)
 class Words:
-    """The numbers in a piece of text, in order.
+    """The numbers in a piece of text, in order."""
 
-    Attributes
-    ----------
-    values : (n,) float64
-    begins : (n,) int64
-        Places in the piece.
-    """
-
-    values: ValueArray
-    begins: Int64Array
+    values: ValueArray  # (n,) float64
+    begins: Int64Array  # (n,) int64: places in the piece
 
 
 def pieces_of(text: TextFile, path: str, comment: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
     """Yield the rest of a text in pieces that end after a line, or after a word where a line is long.
 
-    Parameters
-    ----------
-    text : TextFile
-    path : str
-        For messages.
-    comment : bytes
-        The character with which comments begin; a comment ends with its line and is in one piece.
-    piece_bytes : int
-        Bytes to read at a time.
+    `path`: for messages.
+    `comment`: the character with which comments begin; a comment ends with its line and is in one piece.
+    `piece_bytes`: bytes to read at a time.
     """
     rest = b""
     while found := text.read(piece_bytes):
@@ -93,15 +80,7 @@ def pieces_of(text: TextFile, path: str, comment: bytes, piece_bytes: int = PIEC
 def find_words(text: bytes) -> tuple[Words, int]:
     """Convert a piece of text that holds numbers and spaces.
 
-    Parameters
-    ----------
-    text : bytes
-
-    Returns
-    -------
-    words : Words
-    wrong : int
-        Place of the first word that is no finite number; -1 if there is none.
+    Returns `wrong`: place of the first word that is no finite number; -1 if there is none.
     """
     inside = ~_IS_SPACE[np.frombuffer(text, np.uint8)]
     begins = np.flatnonzero(inside & ~np.concatenate([[False], inside[:-1]]))

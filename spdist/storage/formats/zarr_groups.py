@@ -56,12 +56,8 @@ def is_zarr(url: str) -> bool:
 def import_zarr(job: Import) -> None:
     """Import a matrix in Zarr that another program wrote, with the names that the AnnData around it has.
 
-    Raises
-    ------
-    InputError
-        If it is a matrix of spdist's, or a dense array and `dense` was not asked for.
-    MatrixError
-        If there is no such matrix, or it is damaged.
+    Raises `InputError` if it is a matrix of spdist's, or a dense array and `dense` was not asked for.
+    Raises `MatrixError` if there is no such matrix, or it is damaged.
     """
     url, attributes = _matrix_in(job)
     job = replace(job, source=replace(job.source, size=max(_stored_bytes(url), 1)))

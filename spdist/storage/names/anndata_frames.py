@@ -42,15 +42,8 @@ NAME_BYTES = 256
 def frames_around(url: str) -> tuple[str, str] | None:
     """Return where the data frames of rows and columns lie; None if the matrix is not one of an AnnData.
 
-    Parameters
-    ----------
-    url : str
-        The matrix; a normalised path or URL. Nothing is read unless its path looks like one in an AnnData.
-
-    Returns
-    -------
-    (str, str) or None
-        Empty for an axis without a data frame.
+    `url`: the matrix; a normalised path or URL. Nothing is read unless its path looks like one in an AnnData.
+    Returns (str, str) or None: empty for an axis without a data frame.
 
     Examples
     --------
@@ -79,19 +72,10 @@ def _around(url: str) -> tuple[str, str] | None:
 def check_axes(target: str, shape: tuple[int, int], encoding: str = "csr_matrix") -> None:
     """Refuse a matrix that would make the AnnData around its target unreadable: one that does not fit its place.
 
-    Parameters
-    ----------
-    target : str
-        Where the matrix goes; a normalised path or URL. Temporary copies beside a target pass.
-    shape : (nrows, ncols)
-        Single rows and columns.
-    encoding : str
-        How the matrix is stored.
-
-    Raises
-    ------
-    InputError
-        States both shapes, and where a matrix of this shape belongs.
+    `target`: where the matrix goes; a normalised path or URL. Temporary copies beside a target pass.
+    `shape`: (nrows, ncols): single rows and columns.
+    `encoding`: how the matrix is stored.
+    Raises `InputError` States both shapes, and where a matrix of this shape belongs.
 
     Examples
     --------

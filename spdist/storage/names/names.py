@@ -32,32 +32,18 @@ NameArray = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """Names of rows or of columns, of which nothing was read.
+    """Names of rows or of columns, of which nothing was read."""
 
-    Attributes
-    ----------
-    place : str
-        What messages call them.
-    count : int
-        Rows or columns that the matrix has.
-    pieces : callable
-        Returns an iterator over their text, in pieces that may end within a name.
-    foreign : bool
-        Whether another program wrote them, so that a result does without them if they cannot be read.
-    """
-
-    place: str
-    count: int
-    pieces: Callable[[], Iterator[bytes]]
+    place: str  # what messages call them
+    count: int  # rows or columns that the matrix has
+    pieces: Callable[[], Iterator[bytes]]  # returns an iterator over their text, in pieces that may end within a name
+    # whether another program wrote them, so that a result does without them if they cannot be read
     foreign: bool = False
 
     def text(self) -> Iterator[bytes]:
         """Yield the text in pieces.
 
-        Raises
-        ------
-        MatrixError
-            At the end, if there are more or fewer names than rows or columns.
+        Raises `MatrixError` At the end, if there are more or fewer names than rows or columns.
         """
         found = 0
         for piece in self.pieces():
@@ -92,10 +78,7 @@ class AxisNames(NamedTuple):
     def check(self) -> None:
         """Read all names once.
 
-        Raises
-        ------
-        MatrixError
-            If there are more or fewer names than rows or columns, or they cannot be read.
+        Raises `MatrixError` if there are more or fewer names than rows or columns, or they cannot be read.
         """
         for names in self:
             for _ in names.text() if names is not None else ():
@@ -130,18 +113,9 @@ def wrong_number(place: str, found: int, count: int) -> MatrixError:
 def given_names(names: Iterable[Any] | None, place: str, count: int) -> Names | None:
     """Return names that are in memory, None if there are none.
 
-    Parameters
-    ----------
-    names : iterable of str, optional
-    place : str
-        What messages call them.
-    count : int
-        Rows or columns that the matrix has.
-
-    Raises
-    ------
-    MatrixError
-        As `text_of`.
+    `place`: what messages call them.
+    `count`: rows or columns that the matrix has.
+    Raises `MatrixError` As `text_of`.
 
     Examples
     --------
@@ -161,10 +135,7 @@ def names_in(text: bytes, place: str, count: int) -> Names:
 def text_of(names: list[Any], place: str) -> bytes:
     """Return the text of some names.
 
-    Raises
-    ------
-    MatrixError
-        If a name has a line break, or is no text that UTF-8 can write.
+    Raises `MatrixError` if a name has a line break, or is no text that UTF-8 can write.
     """
     try:
         text = "".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape")

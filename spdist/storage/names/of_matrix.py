@@ -17,13 +17,8 @@ from spdist.storage.names.names import ARRAYS, NO_NAMES, AxisNames, Names
 def names_of(url: str, facts: dict[str, Any], shape: tuple[int, int]) -> AxisNames:
     """Return the names of a stored matrix: those in the AnnData around it, else its own.
 
-    Parameters
-    ----------
-    url : str
-    facts : dict
-        Its attribute ``spdist``.
-    shape : (nrows, ncols)
-        Single rows and columns.
+    `facts`: its attribute ``spdist``.
+    `shape`: (nrows, ncols): single rows and columns.
     """
     if (frames := frames_around(url)) is not None:
         return frame_names(frames, shape)
@@ -49,10 +44,7 @@ def named_arrays(facts: dict[str, Any]) -> list[str]:
 def open_names(url: str, name: str, facts: dict[str, Any]) -> ChunkedArray:
     """Return an array of names of a matrix.
 
-    Raises
-    ------
-    MatrixError
-        If its metadata cannot be read.
+    Raises `MatrixError` if its metadata cannot be read.
     """
     digest = groups.table_digest({"spdist": facts}, name)
     with groups.clear_zarr_errors(url, name):

@@ -33,13 +33,7 @@ BYTES_AT_ONCE = 32 << 20
 
 @dataclass(frozen=True)
 class ObjectChunks:
-    """The Zarr chunks of one array.
-
-    Attributes
-    ----------
-    store : obstore.store.ObjectStore
-    codec : ChunkCodec
-    """
+    """The Zarr chunks of one array."""
 
     store: Any
     codec: ChunkCodec
@@ -47,17 +41,9 @@ class ObjectChunks:
     def write(self, keys: list[str], chunks: ValueArray) -> None:
         """Write Zarr chunks.
 
-        Parameters
-        ----------
-        keys : list of str
-            Their keys in the store.
-        chunks : (len(keys), elements) array
-            Contiguous.
-
-        Raises
-        ------
-        OSError
-            If the store refuses one, or cannot be reached.
+        `keys`: their keys in the store.
+        `chunks`: (len(keys), elements) array: contiguous.
+        Raises `OSError` if the store refuses one, or cannot be reached.
         """
         _at_once(lambda i: service.put(self.store, keys[i], self.codec.encode(chunks[i])), len(keys), self.codec.nbytes)
 
@@ -66,28 +52,14 @@ class ObjectChunks:
     ) -> ValueArray:
         """Read Zarr chunks.
 
-        Parameters
-        ----------
-        keys : list of str
-            Their keys in the store.
-        out : array, optional
-            Gets the decoded elements; contiguous.
-        check : callable, optional
-            ``check(i, end)`` looks at the last four bytes of Zarr chunk i of these, and raises an error to refuse it.
-
-        Returns
-        -------
-        (elements, ...) array
-            `out`, or a new array.
-
-        Raises
-        ------
-        FileNotFoundError
-            If one is missing.
-        ValueError
-            If one is truncated or altered.
-        OSError
-            If the store refuses one, or cannot be reached.
+        `keys`: their keys in the store.
+        `out`: gets the decoded elements; contiguous.
+        `check`: ``check(i, end)`` looks at the last four bytes of Zarr chunk i of these, and raises an error to refuse
+        it.
+        Returns (elements, ...) array: `out`, or a new array.
+        Raises `FileNotFoundError` if one is missing.
+        Raises `ValueError` if one is truncated or altered.
+        Raises `OSError` if the store refuses one, or cannot be reached.
         """
         if out is None:
             out = np.empty((len(keys) * self.codec.shape[0], *self.codec.shape[1:]), self.codec.dtype)
@@ -106,14 +78,7 @@ class ObjectChunks:
 def of_array(array: zarr.Array[Any]) -> ObjectChunks | None:
     """Return the Zarr chunks of an array if obstore holds it and spdist writes these codecs.
 
-    Parameters
-    ----------
-    array : zarr.Array
-
-    Returns
-    -------
-    ObjectChunks or None
-        None if Zarr must read and write the array.
+    Returns none if Zarr must read and write the array.
     """
     store = getattr(array.store_path.store, "store", None)
     codec = codec_of(json.dumps(array.metadata.to_dict())) if store is not None else None
@@ -123,10 +88,7 @@ def of_array(array: zarr.Array[Any]) -> ObjectChunks | None:
 def most_moving(nbytes: int) -> int:
     """Return the most bytes of encoded Zarr chunks that a process holds at once.
 
-    Parameters
-    ----------
-    nbytes : int
-        Bytes of a Zarr chunk.
+    `nbytes`: bytes of a Zarr chunk.
 
     Examples
     --------

@@ -22,15 +22,7 @@ def s3(bucket: str, common: Options) -> Any:
 
     Keys, region and endpoint are those of boto: the environment, ``~/.aws``, roles of machines.
 
-    Parameters
-    ----------
-    bucket : str
-    common : dict
-        Prefix, time limits and retries.
-
-    Returns
-    -------
-    obstore.store.S3Store
+    `common`: prefix, time limits and retries.
     """
     from obstore.store import S3Store
 
@@ -82,20 +74,8 @@ def google(bucket: str, common: Options) -> Any:
     Keys are the application default credentials of google-auth: GOOGLE_APPLICATION_CREDENTIALS, gcloud's, the
     machine's. An ``endpoint_url`` of fsspec's configuration is asked without keys unless a token is configured too.
 
-    Parameters
-    ----------
-    bucket : str
-    common : dict
-        Prefix, time limits and retries.
-
-    Returns
-    -------
-    obstore.store.GCSStore
-
-    Raises
-    ------
-    ValueError
-        If there are no credentials.
+    `common`: prefix, time limits and retries.
+    Raises `ValueError` if there are no credentials.
     """
     from obstore.store import GCSStore
 
@@ -140,21 +120,9 @@ def azure(container: str, common: Options) -> Any:
     AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or
     AZURE_STORAGE_CONNECTION_STRING; and without a key the default credentials of azure-identity.
 
-    Parameters
-    ----------
-    container : str
-        With or without the account behind ``@``.
-    common : dict
-        Prefix, time limits and retries.
-
-    Returns
-    -------
-    obstore.store.AzureStore
-
-    Raises
-    ------
-    ValueError
-        If no account is named.
+    `container`: with or without the account behind ``@``.
+    `common`: prefix, time limits and retries.
+    Raises `ValueError` if no account is named.
     """
     from obstore.store import AzureStore
 

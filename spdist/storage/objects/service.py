@@ -38,12 +38,7 @@ PACKAGES = {"s3": "botocore", "gs": "gcsfs", "gcs": "gcsfs", "s3a": "botocore"}
 
 
 def opens(url: str) -> bool:
-    """Whether obstore opens a URL: it knows the scheme, and the packages of the extra are installed.
-
-    Parameters
-    ----------
-    url : str
-    """
+    """Whether obstore opens a URL: it knows the scheme, and the packages of the extra are installed."""
     scheme = url.partition("://")[0]
     if scheme in ("gs", "gcs") and "STORAGE_EMULATOR_HOST" in os.environ:
         return False  # emulators speak the protocol of Google's own client alone
@@ -58,19 +53,8 @@ def _are_installed(names: tuple[str, ...]) -> bool:
 def open_objects(url: str) -> Store:
     """Return the Zarr store of a URL that obstore opens.
 
-    Parameters
-    ----------
-    url : str
-        Of a scheme in `SERVICES`.
-
-    Returns
-    -------
-    zarr.storage.ObjectStore
-
-    Raises
-    ------
-    ValueError
-        If no credentials are there, or the URL lacks a part; says what to set.
+    `url`: of a scheme in `SERVICES`.
+    Raises `ValueError` if no credentials are there, or the URL lacks a part; says what to set.
     """
     scheme, _, place = url.partition("://")
     bucket, _, prefix = place.partition("/")
@@ -87,16 +71,7 @@ def open_objects(url: str) -> Store:
 def put(store: Any, key: str, content: Any) -> None:
     """Write an object in one request.
 
-    Parameters
-    ----------
-    store : obstore.store.ObjectStore
-    key : str
-    content : buffer
-
-    Raises
-    ------
-    OSError
-        If the service refuses, or cannot be reached.
+    Raises `OSError` if the service refuses, or cannot be reached.
     """
     import obstore
 
@@ -107,17 +82,8 @@ def put(store: Any, key: str, content: Any) -> None:
 def get(store: Any, key: str) -> Any:
     """Return an object as a buffer.
 
-    Parameters
-    ----------
-    store : obstore.store.ObjectStore
-    key : str
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such object.
-    OSError
-        If the service refuses, or cannot be reached.
+    Raises `FileNotFoundError` if there is no such object.
+    Raises `OSError` if the service refuses, or cannot be reached.
     """
     import obstore
 
@@ -128,15 +94,8 @@ def get(store: Any, key: str) -> Any:
 def list_objects(store: Any) -> dict[str, dict[str, Any]]:
     """Return what the service tells of each object of a store, by key: its ETag, size and time.
 
-    Parameters
-    ----------
-    store : zarr.storage.ObjectStore
-        From `open_objects`.
-
-    Raises
-    ------
-    OSError
-        If the service refuses, or cannot be reached.
+    `store`: from `open_objects`.
+    Raises `OSError` if the service refuses, or cannot be reached.
     """
     import obstore
 

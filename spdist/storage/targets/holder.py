@@ -12,18 +12,10 @@ from spdist.storage.targets.owner import STALE_SECONDS, Owner, owner_from
 
 @dataclass(frozen=True)
 class Holder:
-    """The run that holds a target, or held it when it died.
+    """The run that holds a target, or held it when it died."""
 
-    Attributes
-    ----------
-    owner : Owner or None
-        None if the lock is damaged.
-    age : float
-        Seconds since its last heartbeat: this host's time less the storage's time of the heartbeat.
-    """
-
-    owner: Owner | None
-    age: float
+    owner: Owner | None  # none if the lock is damaged
+    age: float  # seconds since its last heartbeat: this host's time less the storage's time of the heartbeat
 
     @property
     def is_near(self) -> bool:
@@ -41,10 +33,7 @@ class Holder:
 def holder_of(target: str) -> Holder | None:
     """Return the holder that a target's lock names; None if there is no lock.
 
-    Parameters
-    ----------
-    target : str
-        Normalised. Targets in the memory of this process have no lock.
+    `target`: normalised. Targets in the memory of this process have no lock.
     """
     if locations.in_process(target):
         return None

@@ -48,14 +48,7 @@ class LockFiles(Protocol):
 def lock_files(target: str) -> LockFiles:
     """Return the files of the lock of a target.
 
-    Parameters
-    ----------
-    target : str
-        Normalised.
-
-    Returns
-    -------
-    LockFiles
+    `target`: normalised.
     """
     return LocalFiles() if locations.is_local(target) else RemoteFiles(target)
 
@@ -96,10 +89,7 @@ class LocalFiles:
     def read(self, path: str) -> bytes | None:
         """Return the content of a file; None if there is none.
 
-        Raises
-        ------
-        InputError
-            If it is no regular file, which could be waited for, or may not be read.
+        Raises `InputError` if it is no regular file, which could be waited for, or may not be read.
         """
         try:
             descriptor, _ = locations.open_regular(path)
@@ -167,10 +157,7 @@ def _temporary(path: str) -> Path:
 class RemoteFiles:
     """Objects of an fsspec file system; the heartbeat is a separate object, so that it never replaces a lock.
 
-    Parameters
-    ----------
-    target : str
-        URL of the target.
+    `target`: URL of the target.
     """
 
     def __init__(self, target: str) -> None:

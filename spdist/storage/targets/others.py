@@ -15,10 +15,7 @@ def check_removable(*places: str) -> None:
 
     Where the system says otherwise than it acts, as NFS does for root, the removal fails, with the same line.
 
-    Raises
-    ------
-    InputError
-        Names the owner.
+    Raises `InputError` Names the owner.
     """
     for place in places:
         if locations.is_local(place) and (stuck := _stuck(locations.local_path(place))) is not None:
@@ -28,14 +25,9 @@ def check_removable(*places: str) -> None:
 def not_removable(place: str, stuck: Path | None = None, why: str = "permission denied") -> InputError:
     """Return the error to raise if something cannot be removed or replaced.
 
-    Parameters
-    ----------
-    place : str
-        A local path.
-    stuck : Path, optional
-        What in it, or around it, does not let it go.
-    why : str
-        What the system says.
+    `place`: A local path.
+    `stuck`: what in it, or around it, does not let it go.
+    `why`: what the system says.
     """
     where = f" because of {stuck}" if stuck is not None and str(stuck) != place else ""
     return InputError(

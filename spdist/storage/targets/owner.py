@@ -21,34 +21,19 @@ STALE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Owner:
-    """The run that holds a lock; the content of the lock file.
+    """The run that holds a lock; the content of the lock file."""
 
-    Attributes
-    ----------
-    record : str
-        Unique for each lock file that is written.
-    run : str
-        The run's name.
-    host, user, command : str
-    boot, namespace : str
-        The boot of the host and the namespace of process ids, within which `pid` means one process.
-    pid : int
-    start : str
-        When the process started, on a clock that nobody sets.
-    begun : str
-        When the run began, UTC.
-    """
-
-    record: str
-    run: str
+    record: str  # unique for each lock file that is written
+    run: str  # the run's name
     host: str
     user: str
     command: str
+    # the boot of the host and the namespace of process ids, within which `pid` means one process
     boot: str
     namespace: str
     pid: int
-    start: str
-    begun: str
+    start: str  # when the process started, on a clock that nobody sets
+    begun: str  # when the run began, UTC
 
     def __str__(self) -> str:
         return f"{self.run} (user {self.user} on {self.host}, process {self.pid}, since {self.begun} UTC)"

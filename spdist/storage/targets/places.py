@@ -17,12 +17,7 @@ class PlacedStore(WrapperStore[Store]):
     On a file system the ends of Zarr chunks are read before they are decoded (`ChunkedArray.check_places`). From an
     object store that would be a request more for each. Here the four bytes are taken from what was asked for anyway.
 
-    Parameters
-    ----------
-    store : Store
-    files : ChunkFiles
-    table : Table
-        The array's checksums.
+    `table`: the array's checksums.
     """
 
     def __init__(self, store: Store, files: ChunkFiles, table: Table) -> None:
@@ -35,10 +30,7 @@ class PlacedStore(WrapperStore[Store]):
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return what is at a key; refuse a Zarr chunk that is another's, or nobody's.
 
-        Raises
-        ------
-        CorruptError
-            Names array and Zarr chunk.
+        Raises `CorruptError` Names array and Zarr chunk.
         """
         found = await super().get(key, prototype, byte_range)
         k = self.files.number(key)
@@ -50,20 +42,10 @@ class PlacedStore(WrapperStore[Store]):
 def check_place(files: ChunkFiles, table: Table, k: int, end: bytes) -> None:
     """Compare the end of a Zarr chunk with the array's table.
 
-    Parameters
-    ----------
-    files : ChunkFiles
-    table : Table
-        The array's checksums.
-    k : int
-        Number of the Zarr chunk.
-    end : bytes
-        Its last four bytes.
-
-    Raises
-    ------
-    CorruptError
-        If another checksum belongs there; names array and Zarr chunk.
+    `table`: the array's checksums.
+    `k`: number of the Zarr chunk.
+    `end`: its last four bytes.
+    Raises `CorruptError` if another checksum belongs there; names array and Zarr chunk.
     """
     if len(end) < 4:
         raise files.error(k, "is truncated")

@@ -39,16 +39,9 @@ def replace(source: str, target: str) -> None:
     If the run is killed at any moment, the target holds the whole old matrix or the whole new one. On an object store,
     and on a file system that cannot exchange folders, `recover` may have to complete the step first.
 
-    Parameters
-    ----------
-    source, target : str
-        Two paths on one file system, or two URLs of one fsspec file system. The name of `source`, or of its parent
-        folder, begins with the name of `target` and ``.spdist-``.
-
-    Raises
-    ------
-    OSError
-        If the system refuses; the old matrix is still at the target.
+    `source, target`: two paths on one file system, or two URLs of one fsspec file system. The name of `source`, or of
+    its parent folder, begins with the name of `target` and ``.spdist-``.
+    Raises `OSError` if the system refuses; the old matrix is still at the target.
     """
     if locations.is_local(target):
         _replace_folder(locations.local_path(source), locations.local_path(target))
@@ -59,10 +52,7 @@ def replace(source: str, target: str) -> None:
 def recover(target: str) -> None:
     """Finish or undo a replacement that a killed run began; the lock of the target must be held.
 
-    Parameters
-    ----------
-    target : str
-        Normalised.
+    `target`: normalised.
     """
     if not locations.is_local(target):
         source = _moves_from(target)
@@ -81,10 +71,7 @@ def recover(target: str) -> None:
 def whole_place(target: str) -> str:
     """Return the path of the whole matrix of a target: the target, unless a replacement was interrupted.
 
-    Parameters
-    ----------
-    target : str
-        Normalised.
+    `target`: normalised.
     """
     if not locations.is_local(target):
         return _moves_from(target) or target

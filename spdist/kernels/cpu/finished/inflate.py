@@ -19,16 +19,8 @@ THREAD_ENTRIES = 1 << 18
 def inflate(rows: CSR, power: float) -> float:
     """Raise the values of each row to a power and scale the row to sum 1, in place.
 
-    Parameters
-    ----------
-    rows : CSR
-        Not negative; rows need not sum to 1 before. Rows without a positive value stay.
-    power : float
-
-    Returns
-    -------
-    float
-        The largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
+    `rows`: not negative; rows need not sum to 1 before. Rows without a positive value stay.
+    Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
 
     Examples
     --------
@@ -49,14 +41,8 @@ def inflate(rows: CSR, power: float) -> float:
 def sums_of_rows(rows: CSR) -> ValueArray:
     """Return the sum of each row.
 
-    Parameters
-    ----------
-    rows : CSR
-        Real.
-
-    Returns
-    -------
-    (nrows,) float64
+    `rows`: real.
+    Returns (nrows,) float64.
 
     Examples
     --------
@@ -79,12 +65,8 @@ def thread_bounds(rows: CSR) -> list[int]:
 def inflate_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, power: float) -> Any:
     """Inflate rows ``[start, stop)`` in place; return the largest ``(max - sum of squares) * entries`` of a row.
 
-    Parameters
-    ----------
-    indptr : (nrows + 1,) int64
-    data : (nnz,) array
-    start, stop : int
-    power : float
+    `indptr`: (nrows + 1,) int64.
+    `data`: (nnz,) array.
     """
     most = 0.0
     for row in range(start, stop):
@@ -113,12 +95,9 @@ def inflate_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, po
 def sum_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, sums: ValueArray) -> None:
     """Write the sums of rows ``[start, stop)``.
 
-    Parameters
-    ----------
-    indptr : (nrows + 1,) int64
-    data : (nnz,) array
-    start, stop : int
-    sums : (nrows,) float64
+    `indptr`: (nrows + 1,) int64.
+    `data`: (nnz,) array.
+    `sums`: (nrows,) float64.
     """
     for row in range(start, stop):
         total = 0.0

@@ -15,14 +15,9 @@ from spdist.matrices.csr import CSR
 def merge_rows(p: CsrArrays, q: CsrArrays, c: CsrArrays, ring: Semiring | None) -> None:
     """Merge the rows of p and q into c.
 
-    Parameters
-    ----------
-    p, q : CsrArrays
-        Canonical, with as many rows as `c`.
-    c : CsrArrays
-        Room for the entries of both; ``c.indptr[0]`` is 0.
-    ring : Semiring or None
-        Adds values with equal columns; None for plus.
+    `p, q`: canonical, with as many rows as `c`.
+    `c`: room for the entries of both; ``c.indptr[0]`` is 0.
+    `ring`: adds values with equal columns; None for plus.
     """
     at = np.uintp(0)
     i, j = np.uintp(p.indptr[0]), np.uintp(q.indptr[0])
@@ -46,17 +41,9 @@ def merge_rows(p: CsrArrays, q: CsrArrays, c: CsrArrays, ring: Semiring | None) 
 def merge(p: CSR, q: CSR, spec: ProductSpec = PLAIN) -> CSR:
     """Add two partial products of the same columns.
 
-    Parameters
-    ----------
-    p, q : CSR
-        Canonical. If one has fewer rows, the sum has only the rows that both have.
-    spec : ProductSpec
-        Its semiring adds; bools add by OR.
-
-    Returns
-    -------
-    CSR
-        Canonical; entries that cancel stay, as zeros.
+    `p, q`: canonical. If one has fewer rows, the sum has only the rows that both have.
+    `spec`: its semiring adds; bools add by OR.
+    Returns canonical; entries that cancel stay, as zeros.
     """
     nrows = min(p.nrows, q.nrows)
     p, q = p.rows(0, nrows), q.rows(0, nrows)

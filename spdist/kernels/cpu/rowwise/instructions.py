@@ -18,10 +18,7 @@ LANES = 16
 def marks64(context: Any, marks: types.Type, at: types.Type) -> Any:
     """Return the 64 bytes ``marks[at:at + 64]`` as 64 bits, bit j set if byte j is not 0.
 
-    Parameters
-    ----------
-    marks : (n,) uint8
-    at : uintp
+    `marks`: (n,) uint8.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -38,11 +35,7 @@ def marks64(context: Any, marks: types.Type, at: types.Type) -> Any:
 def count_below(context: Any, keys: types.Type, at: types.Type, key: types.Type) -> Any:
     """Return how many of the `LANES` first keys in ``keys[at:]`` are below `key`.
 
-    Parameters
-    ----------
-    keys : (n,) int32
-    at : uintp
-    key : int32
+    `keys`: (n,) int32.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -73,11 +66,7 @@ def lowest_bit(context: Any, bits: types.Type) -> Any:
 def prefetch(context: Any, array: types.Type, at: types.Type) -> Any:
     """Ask the processor to fetch ``array[at]``, and do not wait for it.
 
-    Parameters
-    ----------
-    array : array
-    at : uintp
-        Places outside of the array do no harm.
+    `at`: places outside of the array do no harm.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -97,10 +86,7 @@ def prefetch(context: Any, array: types.Type, at: types.Type) -> Any:
 def fetch_add(context: Any, array: types.Type, at: types.Type, value: types.Type) -> Any:
     """Add to ``array[at]`` in one step, whatever other threads do, and return the number that was there.
 
-    Parameters
-    ----------
-    array : (n,) int64
-    at, value : int
+    `array`: (n,) int64.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -114,10 +100,7 @@ def fetch_add(context: Any, array: types.Type, at: types.Type, value: types.Type
 def load(context: Any, array: types.Type, at: types.Type) -> Any:
     """Return ``array[at]`` as the last thread to `store` there left it.
 
-    Parameters
-    ----------
-    array : (n,) int64
-    at : int
+    `array`: (n,) int64.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -131,10 +114,7 @@ def load(context: Any, array: types.Type, at: types.Type) -> Any:
 def store(context: Any, array: types.Type, at: types.Type, value: types.Type) -> Any:
     """Set ``array[at]``; a thread that loads it sees all that this thread wrote before.
 
-    Parameters
-    ----------
-    array : (n,) int64
-    at, value : int
+    `array`: (n,) int64.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -149,10 +129,7 @@ def store(context: Any, array: types.Type, at: types.Type, value: types.Type) ->
 def compare_and_swap(context: Any, array: types.Type, at: types.Type, old: types.Type, new: types.Type) -> Any:
     """Set ``array[at]`` to `new` in one step if it is `old`.
 
-    Parameters
-    ----------
-    array : (n,) int64
-    at, old, new : int
+    `array`: (n,) int64.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:

@@ -73,16 +73,7 @@ LARGEST = (1 << 63) - 1
 def row_extent(a: CsrArrays, b: RowRanges, row: int) -> Any:
     """Look over the products of a row.
 
-    Parameters
-    ----------
-    a : CsrArrays
-    b : RowRanges
-    row : int
-        Row of A.
-
-    Returns
-    -------
-    RowExtent
+    `row`: row of A.
     """
     products, first, last, parts = np.int64(0), np.int64(LARGEST), np.int64(-1), 0
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -102,14 +93,8 @@ def enter_rows(a: CsrArrays, b: RowRanges, row: int, diagonal: int | None) -> No
 
     Rows of A come in rising order. In A @ A.T each entry of a row moves a start by one.
 
-    Parameters
-    ----------
-    a : CsrArrays
-    b : RowRanges
-    row : int
-        Row of A.
-    diagonal : int or None
-        Column of the diagonal in row 0. If None, the compiled code is empty.
+    `row`: row of A.
+    `diagonal`: column of the diagonal in row 0. If None, the compiled code is empty.
     """
     if diagonal is not None:
         first = np.uintp(diagonal) + row
@@ -127,13 +112,7 @@ def enter_rows(a: CsrArrays, b: RowRanges, row: int, diagonal: int | None) -> No
 def prefetch_rows(a: CsrArrays, b: RowRanges, row: int, stop: np.uintp) -> None:
     """Prefetch the entries of B for row + 2 and the starts for row + 4: small random rows mostly wait for memory.
 
-    Parameters
-    ----------
-    a : CsrArrays
-    b : RowRanges
-    row : int
-    stop : int
-        Row after the last.
+    `stop`: row after the last.
     """
     far = min(row + np.uintp(4), stop - np.uintp(1))
     begin, end = np.uintp(a.indptr[far]), np.uintp(a.indptr[far + np.uintp(1)])
@@ -151,16 +130,9 @@ def prefetch_rows(a: CsrArrays, b: RowRanges, row: int, stop: np.uintp) -> None:
 def copy_row(product: ProductArguments, row: int, c: RowsOut, at: np.uintp, forbidden: ForbiddenMask | None) -> Any:
     """Write a row of C that has products with only one row of B; return the next place.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    row : int
-        Row of A.
-    c : RowsOut
-    at : int
-        First place in C.
-    forbidden : ForbiddenMask or None
-        A mask whose columns C is kept out of.
+    `row`: row of A.
+    `at`: first place in C.
+    `forbidden`: A mask whose columns C is kept out of.
     """
     a, b, ring = product.a, product.b, product.ring
     zero = zero_of(c.data, ring)
@@ -190,10 +162,7 @@ def multiply_strips(
 ) -> Any:  # fmt: skip
     """Make a row strip by strip, each as wide as `SORT_PRODUCTS` products or `WINDOW` columns allow.
 
-    Parameters
-    ----------
-    product, extent, work, c, at, forbidden
-        As for `multiply_row`.
+    `product, extent, work, c, at, forbidden`: as for `multiply_row`.
     """
     (window, sorting, _), row, ring = work, extent.row, product.ring
     first, last = np.uintp(extent.first), np.uintp(extent.last)
@@ -225,16 +194,9 @@ def multiply_row(
 ) -> Any:  # fmt: skip
     """Make one row, without the columns in `forbidden`, by the method that suits it; return the next place in C.
 
-    Parameters
-    ----------
-    product, work, c
-        As for `multiply_rows`.
-    extent : RowExtent
-    at : int
-        First place in C.
-    forbidden : ForbiddenMask or None
-    wide : None or True
-        The field of `product`, as an argument: None leaves code out.
+    `product, work, c`: as for `multiply_rows`.
+    `at`: first place in C.
+    `wide`: the field of `product`, as an argument: None leaves code out.
     """
     row, products, low, high, parts = extent
     if parts == 1:
@@ -265,23 +227,11 @@ def multiply_rows(
 ) -> Any:
     """Make rows ``[start, stop)`` of C until C is full.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    start, stop : int
-    work : Workspace
-        As `numba_engine.new_workspace` makes it; all totals are the semiring's zero, before and after.
-    c : RowsOut
-        Its ends are numbered from row `start`.
-    diagonal : int or None
-        The first wanted column of row 0, one more for each row after it; None for whole rows.
-
-    Returns
-    -------
-    rows : int
-        Whole rows made.
-    needed : int
-        Entries of those rows and, if C is full, of the first row that did not fit.
+    `work`: as `numba_engine.new_workspace` makes it; all totals are the semiring's zero, before and after.
+    `c`: its ends are numbered from row `start`.
+    `diagonal`: the first wanted column of row 0, one more for each row after it; None for whole rows.
+    Returns `rows`: whole rows made.
+    Returns `needed`: entries of those rows and, if C is full, of the first row that did not fit.
     """
     at, last = np.uintp(0), np.uintp(stop)
     origin = np.uintp(start)

@@ -34,17 +34,9 @@ def expand_small(
 
     A key is column and place, so keys differ and equal columns keep their order.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    extent : RowExtent
-    batch : Batch
-    count : int
-        Rows that are in the batch.
-    slot : int
-        First free slot.
-    forbidden : ForbiddenMask or None
-        A mask whose columns C is kept out of.
+    `count`: rows that are in the batch.
+    `slot`: first free slot.
+    `forbidden`: A mask whose columns C is kept out of.
     """
     a, b, row = product.a, product.b, extent.row
     keys, values, sizes, firsts = batch.keys, batch.values, batch.sizes, batch.firsts
@@ -73,11 +65,7 @@ def expand_small(
 def sort_batch(batch: Batch, rows: np.uintp) -> Any:
     """Sort the rows of a batch: a product's place is the number of smaller keys; return how many products there are.
 
-    Parameters
-    ----------
-    batch : Batch
-    rows : int
-        Rows in the batch.
+    `rows`: rows in the batch.
     """
     keys, ordered, sizes = batch.keys, batch.ordered, batch.sizes
     slot, done = np.uintp(0), np.uintp(0)
@@ -99,24 +87,11 @@ def sort_batch(batch: Batch, rows: np.uintp) -> Any:
 def flush_batch(batch: Batch, rows: np.uintp, c: RowsOut, row: Any, at: np.uintp, ring: Semiring | None) -> Any:
     """Sort and sum the rows of a batch into C.
 
-    Parameters
-    ----------
-    batch : Batch
-    rows : int
-        Rows in the batch.
-    c : RowsOut
-    row : int
-        Number in C of the first row.
-    at : int
-        First place in C.
-    ring : Semiring or None
-
-    Returns
-    -------
-    at : int
-        The next place; if not all rows fit, behind the first row that did not fit.
-    rows : int
-        Rows that fit.
+    `rows`: rows in the batch.
+    `row`: number in C of the first row.
+    `at`: first place in C.
+    Returns `at`: the next place; if not all rows fit, behind the first row that did not fit.
+    Returns `rows`: rows that fit.
     """
     _, ordered, values, sizes, firsts, ends = batch
     n = sort_batch(batch, rows)
@@ -154,16 +129,9 @@ def expand_strip(
 ) -> Any:  # fmt: skip
     """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    row : int
-        Row of A.
-    first, end : int
-    sorting : SortBuffers
-        Room for `SORT_PRODUCTS` products.
-    forbidden : ForbiddenMask or None
-        A mask whose columns C is kept out of.
+    `row`: row of A.
+    `sorting`: room for `SORT_PRODUCTS` products.
+    `forbidden`: A mask whose columns C is kept out of.
     """
     a, b, keys, values, ring = product.a, product.b, sorting.keys, sorting.values, product.ring
     n = np.uintp(0)
@@ -187,13 +155,8 @@ def expand_strip(
 def radix_sort(sorting: SortBuffers, n: np.uintp, columns: np.uintp) -> Any:
     """Sort keys by column, stably, least digit first; return which row of keys holds the result.
 
-    Parameters
-    ----------
-    sorting : SortBuffers
-    n : int
-        Keys, in row 0.
-    columns : int
-        Columns that the keys span.
+    `n`: keys, in row 0.
+    `columns`: columns that the keys span.
     """
     keys, bins = sorting.keys, sorting.bins
     most = np.uintp(8) if n < np.uintp(2048) else np.uintp(11)
@@ -227,19 +190,10 @@ def compress(
 ) -> Any:
     """Sum the sorted products of each column into C, without a branch; return the next place.
 
-    Parameters
-    ----------
-    sorting : SortBuffers
-    side : int
-        Row of keys that is sorted.
-    n : int
-        Products.
-    first : int
-        Column of key 0.
-    c : RowsOut
-    at : int
-        First place in C.
-    ring : Semiring or None
+    `side`: row of keys that is sorted.
+    `n`: products.
+    `first`: column of key 0.
+    `at`: first place in C.
     """
     keys, values = sorting.keys, sorting.values
     zero = zero_of(values, ring)

@@ -56,17 +56,9 @@ def multiply_unsorted_rows(
 ) -> Any:
     """Make rows ``[start, stop)`` of C, their entries in any order, until a row might not fit.
 
-    Parameters
-    ----------
-    product, start, stop, work, c, diagonal
-        As for `rowwise.multiply_rows`.
-
-    Returns
-    -------
-    rows : int
-        Whole rows made.
-    needed : int
-        Entries of those rows and, if C may be full, a bound on the entries of the next row.
+    `product, start, stop, work, c, diagonal`: as for `rowwise.multiply_rows`.
+    Returns `rows`: whole rows made.
+    Returns `needed`: entries of those rows and, if C may be full, a bound on the entries of the next row.
     """
     at, origin, last, compression = np.uintp(0), np.uintp(start), np.uintp(stop), 1.0
     clear(work.batch.ordered)
@@ -93,18 +85,12 @@ def multiply_unsorted_row(
 ) -> Any:  # fmt: skip
     """Make one row by the method that suits it; return the next place in C.
 
-    Parameters
-    ----------
-    product, work, c
-        As for `multiply_unsorted_rows`; there is room for the products of the row, or for all columns of its span.
-    extent : RowExtent
-        With one product at least.
-    at : int
-        First place in C.
-    wide : None or True
-        The field of `product`, as an argument: None leaves code out.
-    compression : float
-        Compression ratio of the row before.
+    `product, work, c`: as for `multiply_unsorted_rows`; there is room for the products of the row, or for all columns
+    of its span.
+    `extent`: with one product at least.
+    `at`: first place in C.
+    `wide`: the field of `product`, as an argument: None leaves code out.
+    `compression`: compression ratio of the row before.
     """
     row, products, low, high, parts = extent
     if parts == 1:
@@ -131,9 +117,7 @@ def multiply_unsorted_row(
 def clear(table: Words) -> None:
     """Empty a hash table.
 
-    Parameters
-    ----------
-    table : (nslots,) uint64
+    `table`: (nslots,) uint64.
     """
     for slot in range(np.uintp(len(table))):
         table[slot] = 0
@@ -154,12 +138,8 @@ def hash_row(product: ProductArguments, row: int, table: Words, c: RowsOut, at: 
 
     All products are written first, without a branch on their columns: the processor fetches rows of B meanwhile.
 
-    Parameters
-    ----------
-    product, row, c, at
-        As for `multiply_unsorted_row`; there is room for all products.
-    table : (nslots,) uint64
-        As for `merge_columns`.
+    `product, row, c, at`: as for `multiply_unsorted_row`; there is room for all products.
+    `table`: (nslots,) uint64: as for `merge_columns`.
     """
     a, b, ring = product.a, product.b, product.ring
     end, zero = at, zero_of(c.data, ring)
@@ -181,14 +161,8 @@ def merge_columns(c: RowsOut, at: np.uintp, end: np.uintp, table: Words, ring: S
     row: what earlier rows left needs no clearing. Whether a column is new decides no branch, which the processor could
     not foresee.
 
-    Parameters
-    ----------
-    c : RowsOut
-    at, end : int
-        Entries of C.
-    table : (nslots,) uint64
-        At least `LEAST_SLOTS` for each entry; those that are used are empty.
-    ring : Semiring or None
+    `at, end`: entries of C.
+    `table`: (nslots,) uint64: at least `LEAST_SLOTS` for each entry; those that are used are empty.
     """
     bits = table_bits(end - at, len(table))
     shift, last = np.uint64(64) - bits, (np.uintp(1) << bits) - np.uintp(1)
@@ -216,13 +190,8 @@ def accumulate_all(
 
     Each product writes its column: whether it is new decides no branch, which could not be foreseen.
 
-    Parameters
-    ----------
-    product, row, c, at
-        As for `multiply_unsorted_row`.
-    first : int
-        The window's first column.
-    window : Window
+    `product, row, c, at`: as for `multiply_unsorted_row`.
+    `first`: the window's first column.
     """
     a, b, (totals, hits, _) = product.a, product.b, window
     end = at
@@ -243,10 +212,7 @@ def accumulate_repeats(
 ) -> Any:
     """Do as `accumulate_all`, with a branch: columns that are met again, as most are, write nothing but their total.
 
-    Parameters
-    ----------
-    product, row, first, window, c, at
-        As for `accumulate_all`.
+    `product, row, first, window, c, at`: as for `accumulate_all`.
     """
     a, b, (totals, hits, _) = product.a, product.b, window
     end = at
@@ -266,16 +232,9 @@ def accumulate_repeats(
 def take_totals(window: Window, first: np.uintp, c: RowsOut, at: np.uintp, end: np.uintp, ring: Semiring | None) -> Any:
     """Move the totals of a row's columns to C, and clear the window; return the end of the row.
 
-    Parameters
-    ----------
-    window : Window
-    first : int
-        The window's first column.
-    c : RowsOut
-        Its columns are there.
-    at, end : int
-        Places of the row in C.
-    ring : Semiring or None
+    `first`: the window's first column.
+    `c`: its columns are there.
+    `at, end`: places of the row in C.
     """
     totals, hits, _ = window
     zero = zero_of(totals, ring)

@@ -19,16 +19,9 @@ def accumulate(
 ) -> None:
     """Add a row's products to the window; all of them must fall into it.
 
-    Parameters
-    ----------
-    product : ProductArguments
-    row : int
-        Row of A.
-    first : int
-        The window's first column.
-    window : Window
-    forbidden : ForbiddenMask or None
-        A mask whose columns C is kept out of.
+    `row`: row of A.
+    `first`: the window's first column.
+    `forbidden`: A mask whose columns C is kept out of.
     """
     a, b, (totals, hits, hits64) = product.a, product.b, window
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -49,11 +42,7 @@ def accumulate_strip(
 ) -> None:  # fmt: skip
     """Add a row's products with columns in ``[first, end)`` to the window.
 
-    Parameters
-    ----------
-    product, row, first, window, forbidden
-        As for `accumulate`.
-    end : int
+    `product, row, first, window, forbidden`: as for `accumulate`.
     """
     a, b, (totals, hits, hits64) = product.a, product.b, window
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -75,15 +64,8 @@ def gather(window: Window, first: np.uintp, columns: np.uintp, c: RowsOut, at: n
 
     Places from the capacity on are counted, but all written to one spare entry.
 
-    Parameters
-    ----------
-    window : Window
-    first, columns : int
-        The window's first column, and number of its columns.
-    c : RowsOut
-    at : int
-        First place in C.
-    ring : Semiring or None
+    `first, columns`: the window's first column, and number of its columns.
+    `at`: first place in C.
     """
     totals, hits, hits64 = window
     for t in range(np.uintp(0), (columns + np.uintp(63)) >> np.uintp(6), np.uintp(64)):

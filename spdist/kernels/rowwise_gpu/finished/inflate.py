@@ -13,15 +13,8 @@ from spdist.matrices.csr import CSR
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return every kernel of the file for a choice of types: what may be compiled on first use.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-
-    Returns
-    -------
-    dict
-        Name expressions by file.
+    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
+    Returns name expressions by file.
 
     Examples
     --------
@@ -35,17 +28,9 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 def inflate(rows: CSR, power: float) -> float:
     """Raise the values of each row to a power and scale the row to sum 1, in place.
 
-    Parameters
-    ----------
-    rows : CSR
-        On the GPU, of float32 or float64. Not negative; rows need not sum to 1 before. Rows without a positive value
-        stay.
-    power : float
-
-    Returns
-    -------
-    float
-        The largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
+    `rows`: on the GPU, of float32 or float64. Not negative; rows need not sum to 1 before. Rows without a positive
+    value stay.
+    Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
     """
     import cupy
 

@@ -52,13 +52,8 @@ MOST_LANES = 32
 def is_blocked(block: int, row: int, nrows: int, indptr: IndexArray, indices: IndexArray) -> Any:
     """Whether a row is one of `block` equal rows whose columns form aligned runs of `block`.
 
-    Parameters
-    ----------
-    block : int
-        Side of a block.
-    row, nrows : int
-    indptr, indices
-        The arrays of a `CSR`.
+    `block`: side of a block.
+    `indptr, indices`: the arrays of a `CSR`.
     """
     leader = row - row % block
     begin, lead = indptr[row], indptr[leader]
@@ -119,14 +114,9 @@ class SharedLists(NamedTuple):
 def next_diagonal(count: int, first: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Return the least diagonal that has the next entry of a row; `NO_DIAGONAL` if all rows have ended.
 
-    Parameters
-    ----------
-    count : int
-        Rows of the chunk.
-    first : int
-        Its first row.
-    indices : (nnz,) int
-    cursors : RowCursors
+    `count`: rows of the chunk.
+    `first`: its first row.
+    `indices`: (nnz,) int.
     """
     least = NO_DIAGONAL
     for r in range(count):
@@ -139,13 +129,8 @@ def next_diagonal(count: int, first: int, indices: IndexArray, cursors: RowCurso
 def start_rows(first: int, count: int, source: SourceRows, cursors: RowCursors) -> None:
     """Set the cursor of each of a chunk's rows to its first entry.
 
-    Parameters
-    ----------
-    first, count : int
-        Position of the first row, and number of rows.
-    source : SourceRows
-    cursors : RowCursors
-        Receive the start and the end of each row.
+    `first, count`: position of the first row, and number of rows.
+    `cursors`: receive the start and the end of each row.
     """
     for r in range(count):
         row = row_at(first + r, source.rows)
@@ -156,14 +141,9 @@ def start_rows(first: int, count: int, source: SourceRows, cursors: RowCursors) 
 def hashed(number: np.uint64, diagonal: int, mask: int) -> Any:
     """Return the hash of a list of diagonals with one more pair.
 
-    Parameters
-    ----------
-    number : uint64
-        Hash of the list.
-    diagonal : int
-        Column less row.
-    mask : int
-        Bit r is set if row r of the chunk has an entry on the diagonal.
+    `number`: hash of the list.
+    `diagonal`: column less row.
+    `mask`: bit r is set if row r of the chunk has an entry on the diagonal.
     """
     pair = np.uint64(mask << 32 | diagonal & 0xFFFFFFFF)
     number = (number ^ pair) * HASH_FACTOR
@@ -174,22 +154,12 @@ def hashed(number: np.uint64, diagonal: int, mask: int) -> Any:
 def count_diagonals(first: int, count: int, most: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Count the diagonals of a chunk's rows, up to a limit, and hash their list.
 
-    Parameters
-    ----------
-    first, count : int
-        The chunk's rows.
-    most : int
-        Stop after this many diagonals.
-    indices : (nnz,) int
-    cursors : RowCursors
-        As `start_rows` sets them; they move.
-
-    Returns
-    -------
-    found : int
-        ``most + 1`` if there are more than `most`.
-    number : int64
-        Hash of the list, not negative; -1 if there are more than `most`.
+    `first, count`: the chunk's rows.
+    `most`: stop after this many diagonals.
+    `indices`: (nnz,) int.
+    `cursors`: as `start_rows` sets them; they move.
+    Returns `found`: ``most + 1`` if there are more than `most`.
+    Returns `number`: hash of the list, not negative; -1 if there are more than `most`.
     """
     number = np.uint64(0)
     for found in range(most + 1):
@@ -214,18 +184,11 @@ def diagonal_room(width: int) -> Any:
 def slot_span(slot: int, unit: int, threads: int, count: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Return the lowest and the highest block column of a slot; the lowest is `NO_DIAGONAL` if all rows have ended.
 
-    Parameters
-    ----------
-    slot : int
-    unit : int
-        Side of a block; 1 for entries.
-    threads : int
-        Lanes of a row.
-    count : int
-        Rows of the chunk.
-    indices : (nnz,) int
-    cursors : RowCursors
-        Start and end of each row in `indices`.
+    `unit`: side of a block; 1 for entries.
+    `threads`: lanes of a row.
+    `count`: rows of the chunk.
+    `indices`: (nnz,) int.
+    `cursors`: start and end of each row in `indices`.
     """
     low, high, step = NO_DIAGONAL, -1, threads * unit
     for r in range(count):
@@ -239,12 +202,8 @@ def slot_span(slot: int, unit: int, threads: int, count: int, indices: IndexArra
 def spans_fit(width: int, unit: int, threads: int, count: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Whether 16-bit offsets from one base reach all columns of each slot.
 
-    Parameters
-    ----------
-    width : int
-        Slots of the chunk.
-    unit, threads, count, indices, cursors
-        As for `slot_span`.
+    `width`: slots of the chunk.
+    `unit, threads, count, indices, cursors`: as for `slot_span`.
     """
     for slot in range(width):
         low, high = slot_span(slot, unit, threads, count, indices, cursors)
@@ -260,17 +219,10 @@ def analyse(
 ) -> None:  # fmt: skip
     """Find the width and the kind of chunks ``[start, stop)``.
 
-    Parameters
-    ----------
-    start, stop : int
-    shape : ChunkShape
-    source : SourceRows
-    chunks : (nchunks, 4) int64
-        Receives width and kind.
-    sizes : (4, nchunks) int64
-        Receives the elements of each chunk in `values`, `wide` and `narrow`, and the hash of its diagonals or -1.
-    cursors : RowCursors
-        Scratch.
+    `chunks`: (nchunks, 4) int64: receives width and kind.
+    `sizes`: (4, nchunks) int64: receives the elements of each chunk in `values`, `wide` and `narrow`, and the hash of
+    its diagonals or -1.
+    `cursors`: scratch.
     """
     lanes, block, nrows, value_bytes, allowed = shape
     indptr, indices, rows = source
@@ -309,17 +261,10 @@ def fill_diagonals(
 ) -> Any:
     """Write a chunk of diagonals; return False if its list differs from the shared list at its place.
 
-    Parameters
-    ----------
-    chunk : Chunk
-    indices, data
-        The arrays of the `CSR`.
-    out : SellArrays
-        Receives the values, and in `wide` a diagonal and a mask of lanes for each slot.
-    shared : bool
-        Whether another chunk has written the list: it is then compared, not written.
-    cursors : RowCursors
-        As `start_rows` sets them; they move.
+    `indices, data`: the arrays of the `CSR`.
+    `out`: receives the values, and in `wide` a diagonal and a mask of lanes for each slot.
+    `shared`: whether another chunk has written the list: it is then compared, not written.
+    `cursors`: as `start_rows` sets them; they move.
     """
     first, count, lanes, wide = chunk.first, chunk.count, out.lanes, out.wide
     at, end = cursors
@@ -344,16 +289,10 @@ def fill_diagonals(
 def fill_bases(unit: int, chunk: Chunk, indices: IndexArray, bases: IndexArray, cursors: RowCursors) -> None:
     """Write the base of each of a chunk's slots: its lowest block column.
 
-    Parameters
-    ----------
-    unit : int
-        Side of a block; 1 for entries.
-    chunk : Chunk
-    indices : (nnz,) int
-    bases : (n,) int32
-        A view of `narrow`.
-    cursors : RowCursors
-        Start and end of each row in `indices`.
+    `unit`: side of a block; 1 for entries.
+    `indices`: (nnz,) int.
+    `bases`: (n,) int32: A view of `narrow`.
+    `cursors`: start and end of each row in `indices`.
     """
     threads = 1 << chunk.log_threads
     for slot in range(chunk.width):
@@ -367,19 +306,11 @@ def fill_entries(
 ) -> None:  # fmt: skip
     """Write a chunk of entries, or of dense blocks.
 
-    Parameters
-    ----------
-    unit : int
-        Side of a block; 1 for entries.
-    chunk : Chunk
-    indices, data
-        The arrays of the `CSR`.
-    out : SellArrays
-        Receives the values.
-    columns : ColumnArrays
-        Receives columns or offsets; holds the bases of offsets.
-    cursors : RowCursors
-        Start and end of each row in `indices`.
+    `unit`: side of a block; 1 for entries.
+    `indices, data`: the arrays of the `CSR`.
+    `out`: receives the values.
+    `columns`: receives columns or offsets; holds the bases of offsets.
+    `cursors`: start and end of each row in `indices`.
     """
     place, to, first, width, count = chunk.values, chunk.index, chunk.first, chunk.width, chunk.count
     (index, bases, padding), lanes, threads = columns, out.lanes, 1 << chunk.log_threads
@@ -405,17 +336,9 @@ def fill(
 ) -> None:  # fmt: skip
     """Write values and indices of the chunks in ``[start, stop)`` that own their indices, or that share them.
 
-    Parameters
-    ----------
-    start, stop : int
-    source : SourceRows
-    data : (nnz,) array
-        Values of the `CSR`.
-    out : SellArrays
-        Its values, `wide` and `narrow` are written.
-    lists : SharedLists
-    cursors : RowCursors
-        Scratch.
+    `data`: (nnz,) array: values of the `CSR`.
+    `out`: its values, `wide` and `narrow` are written.
+    `cursors`: scratch.
     """
     indices, chunks, owners = source.indices, out.chunks, lists.owners
     wide, narrow = ColumnArrays(out.wide, out.bases[:0], PADDING), ColumnArrays(out.narrow, out.bases, NARROW_PADDING)
@@ -527,18 +450,12 @@ class Builder:
 def share_lists(sizes: Int64Array) -> tuple[Any, Any]:
     """Find chunks whose lists of diagonals have equal hashes; `fill` compares the lists.
 
-    Parameters
-    ----------
-    sizes : (4, nchunks) int64
-        Elements of each chunk's values, of its indices in `wide` and in `narrow`; the hash of its list, -1 for none.
-
-    Returns
-    -------
-    owners : (nchunks,) int32 or None
-        The first chunk with the same list; the chunk itself if it has none, or if another list's hash took its place.
-        None if few chunks have lists.
-    sizes : (4, nchunks) int64
-        The sizes, with nothing in `wide` for chunks that share the list of another chunk.
+    `sizes`: (4, nchunks) int64: elements of each chunk's values, of its indices in `wide` and in `narrow`; the hash of
+    its list, -1 for none.
+    Returns `owners`: (nchunks,) int32 or None: the first chunk with the same list; the chunk itself if it has none, or
+    if another list's hash took its place. None if few chunks have lists.
+    Returns `sizes`: (4, nchunks) int64: the sizes, with nothing in `wide` for chunks that share the list of another
+    chunk.
     """
     nchunks, hashes = sizes.shape[1], sizes[3]
     own, listed = np.arange(nchunks, dtype=np.int32), hashes >= 0

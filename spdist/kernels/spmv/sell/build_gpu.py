@@ -50,10 +50,7 @@ LARGE = 1 << 23
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions to compile from each .cu file.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
     """
     names = [*placing(index, pointer), f"sell_copy<{value}, {value}, {index}>"]
     names += [f"sell_analyse<{index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
@@ -64,10 +61,7 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 def placing(index: str, pointer: str) -> tuple[str, ...]:
     """Return the name expressions of the kernels that read no values, which are small and compiled together.
 
-    Parameters
-    ----------
-    index, pointer : str
-        C types of column indices and row offsets.
+    `index, pointer`: C types of column indices and row offsets.
     """
     names = (f"sell_{step}<{pointer}>" for step in ("part", "sort", "keys"))
     return f"sell_survey<{index}, {pointer}>", *names, "sell_cut", "sell_starts"
@@ -75,27 +69,13 @@ def placing(index: str, pointer: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Survey:
-    """Lengths of the rows of a matrix.
+    """Lengths of the rows of a matrix."""
 
-    Attributes
-    ----------
-    counts : (GPU_LONG + 2,) int64
-        Rows of each number of entries; the last: of more than `GPU_LONG`.
-    slots : int
-        Sum of the widths of chunks of `height` rows, unsorted, if no row is longer.
-    blocked : (len(BLOCKS),) int64
-        Rows of the sample in blocks of each side.
-    height : int
-        Rows of a chunk.
-    limit : int
-        Entries above which a row is tall: several lanes share it.
-    """
-
-    counts: IndexArray
-    slots: int
-    blocked: IndexArray
-    height: int
-    limit: int
+    counts: IndexArray  # (GPU_LONG + 2,) int64: rows of each number of entries; the last: of more than `GPU_LONG`
+    slots: int  # sum of the widths of chunks of `height` rows, unsorted, if no row is longer
+    blocked: IndexArray  # (len(BLOCKS),) int64: rows of the sample in blocks of each side
+    height: int  # rows of a chunk
+    limit: int  # entries above which a row is tall: several lanes share it
 
     @functools.cached_property
     def rest(self) -> int:

@@ -30,11 +30,8 @@ class ColumnArrays(NamedTuple):
 def read_chunk(chunks: Int64Array, at: int) -> Any:
     """Return one row of `Sell.chunks` as a `Chunk`.
 
-    Parameters
-    ----------
-    chunks : (nchunks, 4) int64
-    at : int
-        Number of the chunk.
+    `chunks`: (nchunks, 4) int64.
+    `at`: number of the chunk.
     """
     code = chunks[at, 3] >> 32
     return Chunk(
@@ -47,12 +44,8 @@ def read_chunk(chunks: Int64Array, at: int) -> Any:
 def block_rows(lanes: int, block: int) -> Any:
     """Return how many block rows `lanes` rows meet at most.
 
-    Parameters
-    ----------
-    lanes : int
-        Consecutive rows.
-    block : int
-        Rows of a block.
+    `lanes`: consecutive rows.
+    `block`: rows of a block.
     """
     return lanes // block if lanes % block == 0 else lanes // block + 2
 
@@ -61,11 +54,7 @@ def block_rows(lanes: int, block: int) -> Any:
 def row_at(position: int, rows: IndexArray) -> Any:
     """Return the row at a position; `rows` is empty if positions are rows.
 
-    Parameters
-    ----------
-    position : int
-    rows : (npositions,) int32
-        Row at each position; empty if positions are rows.
+    `rows`: (npositions,) int32: row at each position; empty if positions are rows.
     """
     return np.int64(rows[position]) if len(rows) else position
 
@@ -74,11 +63,7 @@ def row_at(position: int, rows: IndexArray) -> Any:
 def round_up(a: int, b: int) -> Any:
     """Return the least multiple of `b` that is at least `a`; a compiled twin of `rounding.round_up`.
 
-    Parameters
-    ----------
-    a : int
-    b : int
-        Above 0.
+    `b`: above 0.
     """
     return (a + b - 1) // b * b
 
@@ -93,12 +78,7 @@ def base_room(width: int) -> Any:
 def entry_of(a: SellArrays, chunk: Chunk, lane: int, slot: int) -> Any:
     """Return the first column of a lane's slot; -1 if the slot is padding.
 
-    Parameters
-    ----------
-    a : SellArrays
-    chunk : Chunk
-    lane, slot : int
-        Place in the chunk.
+    `lane, slot`: place in the chunk.
     """
     to, first, kind, lanes, block = chunk.index, chunk.first, chunk.kind, a.lanes, a.block
     if kind == DIAGONAL:
@@ -118,11 +98,7 @@ def entry_of(a: SellArrays, chunk: Chunk, lane: int, slot: int) -> Any:
 def list_entries(a: SellArrays, out_rows: IndexArray, out_columns: IndexArray, out_values: ValueArray) -> Any:
     """Write all entries of all chunks as triples; return how many there are.
 
-    Parameters
-    ----------
-    a : SellArrays
-    out_rows, out_columns, out_values : (nvalues,) array
-        Take row, column and value of each entry.
+    `out_rows, out_columns, out_values`: (nvalues,) array: take row, column and value of each entry.
     """
     found = 0
     for at in range(len(a.chunks)):

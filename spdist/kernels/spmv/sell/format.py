@@ -95,18 +95,11 @@ class SellArrays(NamedTuple):
 def new_chunks(first: Int64Array, counts: Int64Array, log_threads: int) -> Int64Array:
     """Return chunks whose first positions, rows and lanes of a row are set; the rest is zero.
 
-    Parameters
-    ----------
-    first, counts : (nchunks,) int
-        Position of each chunk's first row, and its rows.
-    log_threads : int
-        Logarithm, to base 2, of the lanes of a row.
-
-    Returns
-    -------
-    (nchunks, 4) int64
-        The 32 bytes of the `Chunk` in `sell.cuh`: place of values, place of indices, ``first | width << 32``, and in
-        the upper half of the last word the code ``kind | log_threads << 4 | count << 8 | full << 16``.
+    `first, counts`: (nchunks,) int: position of each chunk's first row, and its rows.
+    `log_threads`: logarithm, to base 2, of the lanes of a row.
+    Returns (nchunks, 4) int64: the 32 bytes of the `Chunk` in `sell.cuh`: place of values, place of indices, ``first |
+    width << 32``, and in the upper half of the last word the code ``kind | log_threads << 4 | count << 8 | full <<
+    16``.
     """
     chunks = np.zeros((len(first), 4), np.int64)
     chunks[:, 2] = first
@@ -151,50 +144,27 @@ def row_counts(chunks: DeviceArray) -> DeviceArray:
 
 @dataclass(frozen=True, eq=False)
 class Sell:
-    """A sparse matrix in SELL-C-sigma.
+    """A sparse matrix in SELL-C-sigma."""
 
-    Attributes
-    ----------
-    shape : (nrows, ncols)
-    nnz : int
-    lanes : int
-        Lanes of a chunk: C times T; 32 if the GPU is to multiply.
-    block : int
-        Rows and columns of dense blocks; 1 if there are none.
-    sigma : int
-        Rows of the windows in which rows were sorted by length; 1 if they were not.
-    chunks : (nchunks, 4) int64
-        As `new_chunks` returns them, the chunks of the longest rows first. Chunks with equal lists of diagonals share
-        one list, at one place of `wide`.
-    values : (slots * lanes,) value dtype
-    wide : int32
-    narrow : uint16
-    rows : (positions,) int32 or None
-        Row at each position; None if positions are rows.
-    long_rows, long_indptr, long_indices, long_data
-        The rows that stay in CSR: their numbers (int32), offsets (int64), columns (int32), values.
-    pieces : (npieces + 1,) int64
-        Where each piece of a long row starts in ``long_data``.
-    row_pieces : (nlong + 1,) int32
-        First piece of each long row.
-    """
-
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (nrows, ncols)
     nnz: int
-    lanes: int
-    block: int
-    sigma: int
+    lanes: int  # lanes of a chunk: C times T; 32 if the GPU is to multiply
+    block: int  # rows and columns of dense blocks; 1 if there are none
+    sigma: int  # rows of the windows in which rows were sorted by length; 1 if they were not
+    # (nchunks, 4) int64: as `new_chunks` returns them, the chunks of the longest rows first. Chunks with equal lists of
+    # diagonals share one list, at one place of `wide`.
     chunks: DeviceArray
-    values: DeviceArray
+    values: DeviceArray  # (slots * lanes,) value dtype
     wide: DeviceArray
     narrow: DeviceArray
-    rows: DeviceArray | None
+    rows: DeviceArray | None  # (positions,) int32 or None: row at each position; None if positions are rows
+    # the rows that stay in CSR: their numbers (int32), offsets (int64), columns (int32), values
     long_rows: DeviceArray
     long_indptr: DeviceArray
     long_indices: DeviceArray
     long_data: DeviceArray
-    pieces: DeviceArray
-    row_pieces: DeviceArray
+    pieces: DeviceArray  # (npieces + 1,) int64: where each piece of a long row starts in ``long_data``
+    row_pieces: DeviceArray  # (nlong + 1,) int32: first piece of each long row
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -148,14 +148,8 @@ def sum_entries(
 ) -> Any:
     """Write the sums of all lanes over the first slots of a chunk, which hold no padding.
 
-    Parameters
-    ----------
-    groups : tuple
-        As long as the chunk has groups of `GROUP` lanes.
-    out : SumsOut
-    slots : uintp
-    entries : EntrySlots
-    x : (ncols,) float
+    `groups`: as long as the chunk has groups of `GROUP` lanes.
+    `x`: (ncols,) float.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -196,11 +190,7 @@ def sum_diagonals(
 ) -> Any:
     """Write the sums of all lanes over a chunk of diagonals; elements of x for lanes without an entry are not read.
 
-    Parameters
-    ----------
-    groups, out, slots, x
-        As for `sum_entries`.
-    diagonals : DiagonalSlots
+    `groups, out, slots, x`: as for `sum_entries`.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:

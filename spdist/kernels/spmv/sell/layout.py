@@ -30,19 +30,10 @@ PIECES = 256
 def chunk_occupancy(lengths: DeviceArray, height: int, sigma: int = 1) -> float:
     """Return beta, the share of places that hold entries, of chunks whose rows are sorted in windows of `sigma` rows.
 
-    Parameters
-    ----------
-    lengths : (nrows,) int
-        Entries of each row.
-    height : int
-        C, rows of a chunk.
-    sigma : int
-        Rows of a window; 1 leaves rows where they are.
-
-    Returns
-    -------
-    float
-        In (0, 1]; 1 is no padding.
+    `lengths`: (nrows,) int: entries of each row.
+    `height`: C, rows of a chunk.
+    `sigma`: rows of a window; 1 leaves rows where they are.
+    Returns in (0, 1]; 1 is no padding.
 
     References
     ----------
@@ -61,21 +52,11 @@ def chunk_occupancy(lengths: DeviceArray, height: int, sigma: int = 1) -> float:
 def code_balance(beta: float, alpha: float, row_nnz: float, *, value_bytes: int = 8, index_bytes: float = 4.0) -> float:
     """Return the bytes that a product moves per floating-point operation.
 
-    Parameters
-    ----------
-    beta : float
-        Chunk occupancy.
-    alpha : float
-        Loads of x from memory per entry: ``1 / row_nnz`` if x is perfectly cached, 1 if nothing is cached.
-    row_nnz : float
-        Mean entries of a row.
-    value_bytes, index_bytes
-        Bytes of a value; of an index, per entry.
-
-    Returns
-    -------
-    float
-        Bytes per operation, y read and written. Memory bandwidth over it bounds the speed.
+    `beta`: chunk occupancy.
+    `alpha`: loads of x from memory per entry: ``1 / row_nnz`` if x is perfectly cached, 1 if nothing is cached.
+    `row_nnz`: mean entries of a row.
+    `value_bytes, index_bytes`: bytes of a value; of an index, per entry.
+    Returns bytes per operation, y read and written. Memory bandwidth over it bounds the speed.
 
     References
     ----------
@@ -99,17 +80,9 @@ def _slots(lengths: DeviceArray, height: int) -> int:
 def sort_by_length(lengths: DeviceArray, sigma: int) -> Any:
     """Return the order with longer rows first in each window of `sigma` rows; rows of equal length keep their order.
 
-    Parameters
-    ----------
-    lengths : (n,) int
-        Entries of each row.
-    sigma : int
-        Rows of a window.
-
-    Returns
-    -------
-    (n,) int
-        Row at each position.
+    `lengths`: (n,) int: entries of each row.
+    `sigma`: rows of a window.
+    Returns (n,) int: row at each position.
     """
     xp = module_of(lengths)
     most = int(lengths.max()) if len(lengths) else 0
@@ -133,14 +106,9 @@ class Placement(NamedTuple):
 def choose_window(slots: Callable[[int], int], entries: int, nrows: int, height: int, entry: int, row: int) -> int:
     """Return the rows of the sorting window that moves fewest bytes; a wider window must save clearly more.
 
-    Parameters
-    ----------
-    slots : callable
-        Takes the rows of a window, returns the sum of the widths of all chunks if rows are sorted in such windows.
-    entries, nrows, height : int
-        Of all rows; rows of a chunk.
-    entry, row : int
-        Bytes of an entry and its index; of a row's number.
+    `slots`: takes the rows of a window, returns the sum of the widths of all chunks if rows are sorted in such windows.
+    `entries, nrows, height`: of all rows; rows of a chunk.
+    `entry, row`: bytes of an entry and its index; of a row's number.
     """
     best, least = 1, height * slots(1) * entry
     for window in (WINDOW, nrows):
@@ -157,19 +125,10 @@ def sort_groups(
 ) -> tuple[int, Any]:
     """Return sigma, chosen if it is "auto", and the order of the rows; groups of `block` rows stay together.
 
-    Parameters
-    ----------
-    lengths : (nrows,) int
-    height : int
-        Rows of a chunk.
-    entry_bytes : int
-        Bytes of a value and its index.
-
-    Returns
-    -------
-    sigma : int
-    order : (nrows,) int64 or None
-        None if rows keep their order.
+    `lengths`: (nrows,) int.
+    `height`: rows of a chunk.
+    `entry_bytes`: bytes of a value and its index.
+    Returns `order`: (nrows,) int64 or None: none if rows keep their order.
     """
     xp, leaders, height = module_of(lengths), lengths[: len(lengths) // block * block : block], max(height // block, 1)
 
@@ -199,12 +158,8 @@ def list_places(nchunks: int) -> int:
 def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray, IndexArray]:
     """Return the offsets of the rows that stay in CSR, the starts of their pieces, and the first piece of each row.
 
-    Parameters
-    ----------
-    counts : (nlong,) int64
-        Entries of each, on the host.
-    nnz : int
-        Entries of the matrix.
+    `counts`: (nlong,) int64: entries of each, on the host.
+    `nnz`: entries of the matrix.
     """
     indptr, size = np.append(0, np.cumsum(counts)), max(PIECE, nnz // PIECES)
     row_pieces = np.append(0, np.cumsum(-(-counts // size)))
@@ -216,12 +171,8 @@ def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray,
 def no_long_rows(xp: ModuleType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     """Return the arrays of `Sell` that hold rows in CSR, for a matrix without such rows.
 
-    Parameters
-    ----------
-    xp : module
-        NumPy or CuPy.
-    dtype : dtype
-        Dtype of the stored values.
+    `xp`: NumPy or CuPy.
+    `dtype`: dtype of the stored values.
     """
     empty, zero = xp.empty(0, np.int32), xp.zeros(1, np.int64)
     return empty, zero, empty, xp.empty(0, dtype), zero, zero.view(np.int32)[:1]

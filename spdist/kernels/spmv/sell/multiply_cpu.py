@@ -54,16 +54,10 @@ class LongRows(NamedTuple):
 def add_slots(total: Any, slots: int, step: np.uintp, first: EntrySlots, padding: int, x: ValueArray) -> Any:
     """Return `total` with the products of a lane's slots added, up to its first padding.
 
-    Parameters
-    ----------
-    total : number
-    slots, step : int
-        Most slots, and the elements from one to the next.
-    first : EntrySlots
-        The lane's first slot.
-    padding : int
-        Index of an unused slot.
-    x : (ncols,) array
+    `slots, step`: most slots, and the elements from one to the next.
+    `first`: the lane's first slot.
+    `padding`: index of an unused slot.
+    `x`: (ncols,) array.
     """
     values, at, index, to, bases, base_at = first
     base = np.uintp(0)
@@ -84,14 +78,10 @@ def add_slots(total: Any, slots: int, step: np.uintp, first: EntrySlots, padding
 def store(first: int, count: int, rows: IndexArray, sums: ValueArray, y: ValueArray) -> None:
     """Write the sums of a chunk's lanes to their rows of y.
 
-    Parameters
-    ----------
-    first, count : int
-        Position of the first row, and number of rows.
-    rows : (npositions,) int32
-        Row at each position; empty if positions are rows.
-    sums : (lanes,) float
-    y : (nrows,) float
+    `first, count`: position of the first row, and number of rows.
+    `rows`: (npositions,) int32: row at each position; empty if positions are rows.
+    `sums`: (lanes,) float.
+    `y`: (nrows,) float.
     """
     for i in range(count):
         y[np.uintp(rows[np.uintp(first + i)]) if len(rows) else np.uintp(first + i)] = sums[i]
@@ -103,16 +93,9 @@ def entry_chunk(
 ) -> None:
     """Multiply a chunk of entries, a lane a row.
 
-    Parameters
-    ----------
-    groups : tuple
-        As long as the chunk has groups of `GROUP` lanes.
-    chunk : Chunk
-    a : SellArrays
-    columns : ColumnArrays
-    x : (ncols,) float
-    out : SumsOut
-        Its place is -1 unless the chunk's rows are consecutive and fill all lanes.
+    `groups`: as long as the chunk has groups of `GROUP` lanes.
+    `x`: (ncols,) float.
+    `out`: its place is -1 unless the chunk's rows are consecutive and fill all lanes.
     """
     index, bases, padding = columns
     width, full, lanes = chunk.width, chunk.full, len(groups) * GROUP
@@ -135,15 +118,9 @@ def multiply_chunks(
 ) -> None:
     """Multiply chunks ``[start, stop)`` of real numbers, a lane a row and without dense blocks, with one column of x.
 
-    Parameters
-    ----------
-    start, stop : int
-    groups : tuple
-        As long as a chunk has groups of `GROUP` lanes.
-    a : SellArrays
-    x, y : (ncols,), (nrows,) float
-    sums : (lanes,) float
-        Scratch.
+    `groups`: as long as a chunk has groups of `GROUP` lanes.
+    `x, y`: (ncols,), (nrows,) float.
+    `sums`: (lanes,) float: scratch.
     """
     wide, narrow = ColumnArrays(a.wide, a.bases[:0], PADDING), ColumnArrays(a.narrow, a.bases, NARROW_PADDING)
     for at in range(start, stop):
@@ -165,11 +142,7 @@ def multiply_chunks(
 def multiply_columns(start: int, stop: int, a: SellArrays, x: ValueArray, y: ValueArray) -> None:
     """Add the products of chunks ``[start, stop)`` of any kind with all columns of x to y.
 
-    Parameters
-    ----------
-    start, stop : int
-    a : SellArrays
-    x, y : (ncols, k), (nrows, k)
+    `x, y`: (ncols, k), (nrows, k).
     """
     for at in range(start, stop):
         chunk = read_chunk(a.chunks, at)
@@ -192,15 +165,9 @@ def multiply_pieces(
 ) -> None:
     """Sum pieces ``[start:stop)`` of long rows of real numbers, `GROUP` entries at a time.
 
-    Parameters
-    ----------
-    start, stop : int
-    long : LongRows
-    x : (ncols,) float
-    partial : (npieces,) float
-        Receives the sum of each piece.
-    sums : (GROUP,) float
-        Scratch.
+    `x`: (ncols,) float.
+    `partial`: (npieces,) float: receives the sum of each piece.
+    `sums`: (GROUP,) float: scratch.
     """
     pieces, indices, data = long
     none = indices[:0]
@@ -223,13 +190,8 @@ def multiply_piece_columns(
 ) -> None:
     """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``.
 
-    Parameters
-    ----------
-    zero : number
-        0 in the dtype of x.
-    start, stop : int
-    long : LongRows
-    x, partial : (ncols, k), (npieces, k)
+    `zero`: 0 in the dtype of x.
+    `x, partial`: (ncols, k), (npieces, k).
     """
     pieces, indices, data = long
     for piece in range(start, stop):

@@ -27,10 +27,7 @@ NULL = np.intp(0)
 def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
     """Return the name expressions to compile from each .cu file.
 
-    Parameters
-    ----------
-    value, index, pointer : str
-        C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
+    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
     """
     vectors = VECTORS.get(value, (value,))
     columns = [(k, False) for k in COLUMNS] + [(1, True)]
@@ -42,16 +39,10 @@ def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
 def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool) -> str:
     """Return the name expression of a product's kernel.
 
-    Parameters
-    ----------
-    value, vector : str
-        C types of stored values and of the elements of x.
-    block : int
-        Side of the dense blocks; 1 for none.
-    columns : int
-        Columns of x that a launch multiplies.
-    alone : bool
-        Whether x has no other columns.
+    `value, vector`: C types of stored values and of the elements of x.
+    `block`: side of the dense blocks; 1 for none.
+    `columns`: columns of x that a launch multiplies.
+    `alone`: whether x has no other columns.
 
     Examples
     --------
@@ -120,12 +111,8 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
 def gather(x: DeviceArray, order: DeviceArray) -> Any:
     """Return ``x[order]``.
 
-    Parameters
-    ----------
-    x : (n,) or (n, k)
-        On the GPU, C order.
-    order : (m,) int32
-        Row of x for each row of the result.
+    `x`: (n,) or (n, k): on the GPU, C order.
+    `order`: (m,) int32: row of x for each row of the result.
     """
     import cupy
 

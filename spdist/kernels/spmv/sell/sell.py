@@ -28,29 +28,16 @@ def build(
 ) -> Sell:  # fmt: skip
     """Convert a matrix to SELL-C-sigma, on the device that holds its arrays.
 
-    Parameters
-    ----------
-    a : CSR
-        On the host or on the GPU; any order of entries, duplicates count twice.
-    height : int
-        C, rows of a SELL chunk; divides `lanes`. 0 lets spdist choose.
-    lanes : int
-        C times T; must be 32 for products on the GPU.
-    sigma : int or "auto"
-        Rows of the windows that are sorted by length; "auto" chooses the value that moves fewest bytes by the model.
-    index : {"auto", "narrow", "wide"}
-        Forms of column indices that SELL chunks may have: all, 16-bit offsets, or 32-bit columns only.
-    block : int or "auto"
-        Side of the dense blocks to detect; 1 for none, which "auto" means on the CPU.
-    dtype : dtype, optional
-        Dtype of the stored values; by default the dtype of `a`.
-    threads : int
-        On the host.
-
-    Raises
-    ------
-    MatrixError
-        If the matrix has 2**31 rows or columns.
+    `a`: on the host or on the GPU; any order of entries, duplicates count twice.
+    `height`: C, rows of a SELL chunk; divides `lanes`. 0 lets spdist choose.
+    `lanes`: C times T; must be 32 for products on the GPU.
+    `sigma`: rows of the windows that are sorted by length; "auto" chooses the value that moves fewest bytes by the
+    model.
+    `index`: forms of column indices that SELL chunks may have: all, 16-bit offsets, or 32-bit columns only.
+    `block`: side of the dense blocks to detect; 1 for none, which "auto" means on the CPU.
+    `dtype`: dtype of the stored values; by default the dtype of `a`.
+    `threads`: on the host.
+    Raises `MatrixError` if the matrix has 2**31 rows or columns.
     """
     if max(a.shape) > INT32_MAX:
         raise MatrixError(f"SELL-C-sigma has 32-bit positions, the matrix is {a.nrows:,} x {a.ncols:,}: use CSR")
@@ -73,16 +60,8 @@ def build(
 def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
     """Return only the rows that stay in CSR, for formats that multiply the other rows themselves.
 
-    Parameters
-    ----------
-    a : CSR
-    dtype : dtype
-        Dtype of the stored values.
-
-    Returns
-    -------
-    Sell
-        Without SELL chunks.
+    `dtype`: dtype of the stored values.
+    Returns without SELL chunks.
     """
     xp = module_of(a.data)
     none = (xp.empty((0, 4), np.int64), *(xp.empty(0, kind) for kind in (dtype, np.int32, np.uint16)))

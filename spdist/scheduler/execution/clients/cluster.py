@@ -36,36 +36,18 @@ def connect(
 
     Connections between the processes of a cluster that is started here need keys, which are made for it.
 
-    Parameters
-    ----------
-    workers : int, optional
-        Worker processes on this machine. CPU engines: each has its share of the cores; by default one worker is in this
-        process, with a thread for each core. GPU engines: one GPU and its share of the cores each; by default one for
-        each GPU, but no more than there are blocks; a single one is in this process. Engine ``hybrid`` adds processes
-        of one core each.
-    scheduler : str, distributed.Client or cluster, optional
-        A running scheduler to use, by its address or by a client or cluster of the caller; nothing is started.
-    processes : bool
-        Whether workers may be processes. Matrices in this process's memory need a worker in this process.
-    blocks : int
-        Row blocks of the plan. A single block runs in this process, unless `workers` is given.
-    engine : str
-    host_bytes : int
-        Bytes of host memory that a worker may take.
-    security : distributed.Security, optional
-        Keys for the running scheduler; see `security_for`.
-
-    Yields
-    ------
-    distributed.Client
-
-    Raises
-    ------
-    InputError
-        If no scheduler answers at the address, it does not take the keys, there is no GPU for an engine that needs one,
-        or this machine's limits are too small for the workers.
-    SpdistError
-        If the workers do not start, or the connection to a running scheduler breaks.
+    `workers`: worker processes on this machine. CPU engines: each has its share of the cores; by default one worker is
+    in this process, with a thread for each core. GPU engines: one GPU and its share of the cores each; by default one
+    for each GPU, but no more than there are blocks; a single one is in this process. Engine ``hybrid`` adds processes
+    of one core each.
+    `scheduler`: A running scheduler to use, by its address or by a client or cluster of the caller; nothing is started.
+    `processes`: whether workers may be processes. Matrices in this process's memory need a worker in this process.
+    `blocks`: row blocks of the plan. A single block runs in this process, unless `workers` is given.
+    `host_bytes`: bytes of host memory that a worker may take.
+    `security`: keys for the running scheduler; see `security_for`.
+    Raises `InputError` if no scheduler answers at the address, it does not take the keys, there is no GPU for an engine
+    that needs one, or this machine's limits are too small for the workers.
+    Raises `SpdistError` if the workers do not start, or the connection to a running scheduler breaks.
     """
     on_gpu = engine in GPU_ENGINES
     if scheduler is not None:

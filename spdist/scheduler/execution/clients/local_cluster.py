@@ -86,10 +86,7 @@ CPU workers of engine ``hybrid`` that do not."""
 class NoSpans:
     """Replaces Dask's spans, which keep a record of every submission as long as tasks depend on each other.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-        Passed by Dask to each of its extensions; ignored.
+    `scheduler`: passed by Dask to each of its extensions; ignored.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -107,27 +104,12 @@ class NoSpans:
 def started(count: int, engine: str, host_bytes: int, *, processes: bool) -> Iterator[Client]:
     """Yield a client of a cluster that is started here; close both afterwards.
 
-    Parameters
-    ----------
-    count : int
-        Workers, each with its share of the cores and, with a GPU engine, a GPU of its own.
-    engine : str
-        Of engine ``hybrid``, processes of one core each are added.
-    host_bytes : int
-        Bytes of host memory that a worker may take.
-    processes : bool
-        Whether workers are processes; else one is in this process.
-
-    Yields
-    ------
-    distributed.Client
-
-    Raises
-    ------
-    InputError
-        If this machine's limits are too small for the workers.
-    SpdistError
-        If the workers do not start.
+    `count`: workers, each with its share of the cores and, with a GPU engine, a GPU of its own.
+    `engine`: of engine ``hybrid``, processes of one core each are added.
+    `host_bytes`: bytes of host memory that a worker may take.
+    `processes`: whether workers are processes; else one is in this process.
+    Raises `InputError` if this machine's limits are too small for the workers.
+    Raises `SpdistError` if the workers do not start.
     """
     if processes:
         check_limits(count)
@@ -202,16 +184,8 @@ def _starting(count: int) -> Iterator[None]:
 def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
     """Start a cluster of processes, or of threads of this process. The caller sets Dask's configuration to `SETTINGS`.
 
-    Parameters
-    ----------
-    count, threads : int
-        Workers, and threads of each.
-    processes : bool
-
-    Returns
-    -------
-    LocalCluster
-        The caller closes it.
+    `count, threads`: workers, and threads of each.
+    Returns the caller closes it.
     """
     return LocalCluster(
         n_workers=count,
@@ -231,20 +205,9 @@ def local_cluster(count: int, threads: int, processes: bool) -> LocalCluster:
 def cuda_cluster(count: int, threads: int) -> LocalCluster:
     """Start a cluster of one process for each GPU, on the cores next to it. The caller sets Dask's configuration.
 
-    Parameters
-    ----------
-    count, threads : int
-        Workers, and threads of each.
-
-    Returns
-    -------
-    LocalCluster
-        A `LocalCUDACluster`; the caller closes it.
-
-    Raises
-    ------
-    InputError
-        If dask-cuda is not installed.
+    `count, threads`: workers, and threads of each.
+    Returns A `LocalCUDACluster`; the caller closes it.
+    Raises `InputError` if dask-cuda is not installed.
     """
     try:
         from dask_cuda import LocalCUDACluster
@@ -270,17 +233,9 @@ def cuda_cluster(count: int, threads: int) -> LocalCluster:
 def count_cpu_workers(gpus: int, host_bytes: int) -> int:
     """Return how many CPU workers of engine ``hybrid`` there is room for; workers with a GPU keep half of the cores.
 
-    Parameters
-    ----------
-    gpus : int
-        Workers with a GPU.
-    host_bytes : int
-        Bytes of host memory that each worker may take; all take `HOST_SHARE` of the free memory, at most.
-
-    Returns
-    -------
-    int
-        From 0 to half of the cores.
+    `gpus`: workers with a GPU.
+    `host_bytes`: bytes of host memory that each worker may take; all take `HOST_SHARE` of the free memory, at most.
+    Returns from 0 to half of the cores.
     """
     room = int(HOST_SHARE * psutil.virtual_memory().available) // max(host_bytes, 1)
     cores = max(0, min(count_cpus() // 2, room - gpus))
@@ -291,13 +246,8 @@ def count_cpu_workers(gpus: int, host_bytes: int) -> int:
 def add_cpu_workers(cluster: LocalCluster, client: Client, count: int) -> None:
     """Start workers of one core each that see no GPU and have a lower priority than the workers with a GPU.
 
-    Parameters
-    ----------
-    cluster : LocalCluster
-        With the workers that have a GPU.
-    client : distributed.Client
-    count : int
-        CPU workers to add. If some do not start in time, a warning says so.
+    `cluster`: with the workers that have a GPU.
+    `count`: CPU workers to add. If some do not start in time, a warning says so.
     """
     options = {
         "nthreads": 1,

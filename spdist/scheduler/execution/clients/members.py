@@ -53,16 +53,8 @@ def least_threads(client: Client) -> int:
 def with_gpu(client: Client, workers: list[str]) -> dict[str, bool]:
     """Return for each of some workers whether it sees a GPU; workers that have left are left out.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    workers : list of str
-        Addresses of the workers to ask.
-
-    Returns
-    -------
-    dict
-        By address: True if the worker sees a GPU.
+    `workers`: addresses of the workers to ask.
+    Returns by address: True if the worker sees a GPU.
     """
     names = client.run(gpu_name, workers=workers, on_error="ignore")
     return {address: name is not None for address, name in names.items()}
@@ -74,15 +66,7 @@ def fetch(client: Client, futures: Future[Any] | list[Future[Any]]) -> Any:
     Results come directly from the workers, not through a scheduler in this process: Dask sends an array of more than
     64 MiB in parts, and joins only parts that came through a socket.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    futures : Future or list of Future
-
-    Returns
-    -------
-    object or list of object
-        The result of the future, or the results in the order of the list.
+    Returns the result of the future, or the results in the order of the list.
     """
     scheduler: Any = client.scheduler
     return client.gather(futures, direct=True if scheduler.address.startswith("inproc:") else None)

@@ -37,27 +37,12 @@ PART = 1 << 16
 def read_operands(context: WorkerContext, task: BlockTask, piece: int, add_bytes: AddBytes) -> BlockOperands:
     """Read A's rows of a block and the rows of B that they need; without the mask.
 
-    Parameters
-    ----------
-    context : WorkerContext
-        Its job names the matrices; it keeps the resident B and the last band of B.
-    task : BlockTask
-    piece : int
-        Which piece of a split block to read; other blocks have one piece, 0.
-    add_bytes : callable
-        Called with the bytes that were read.
-
-    Returns
-    -------
-    BlockOperands
-        `b` is None if B is resident.
-
-    Raises
-    ------
-    MatrixError
-        If rows of A or B are not canonical.
-    CorruptError
-        If a Zarr chunk is missing, truncated or altered.
+    `context`: its job names the matrices; it keeps the resident B and the last band of B.
+    `piece`: which piece of a split block to read; other blocks have one piece, 0.
+    `add_bytes`: called with the bytes that were read.
+    Returns `b` is None if B is resident.
+    Raises `MatrixError` if rows of A or B are not canonical.
+    Raises `CorruptError` if a Zarr chunk is missing, truncated or altered.
     """
     job = context.job
     if job.resident and not task.split:
@@ -129,16 +114,8 @@ def _read_band(context: WorkerContext, task: BlockTask, a: CSR, low: int, high: 
 def columns_between(m: CSR, low: int, high: int) -> CSR:
     """Drop the entries with columns outside ``[low, high)``; the other columns keep their numbers.
 
-    Parameters
-    ----------
-    m : CSR
-    low, high : int
-        Columns to keep, from `low` to `high` - 1.
-
-    Returns
-    -------
-    CSR
-        Of the shape of `m`.
+    `low, high`: columns to keep, from `low` to `high` - 1.
+    Returns of the shape of `m`.
 
     Examples
     --------
@@ -154,12 +131,8 @@ def columns_between(m: CSR, low: int, high: int) -> CSR:
 def renumber(a: CSR) -> tuple[CSR, Int64Array]:
     """Renumber the columns of `a` to ``0, 1, ...`` in rising order.
 
-    Returns
-    -------
-    a : CSR
-        With as many columns as occur.
-    needed : (ncols,) int64
-        The old number of each column.
+    Returns `a`: with as many columns as occur.
+    Returns `needed`: (ncols,) int64: the old number of each column.
 
     Examples
     --------

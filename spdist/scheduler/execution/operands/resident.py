@@ -48,27 +48,14 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class SharingTuning:
-    """How a resident B is read and shared.
+    """How a resident B is read and shared."""
 
-    Attributes
-    ----------
-    folder : Path
-        A tmpfs.
-    piece_bytes : int
-        Bytes of a piece. It holds whole Zarr chunks, enough of them that zarrs decodes several at once.
-    least_bytes : int
-        Bytes of the smallest matrix that is shared.
-    readers : int
-        Threads of a worker that read, at most.
-    spare_share : float
-        Share of the tmpfs that is left to others.
-    """
-
-    folder: Path = Path("/dev/shm")
+    folder: Path = Path("/dev/shm")  # A tmpfs
+    # bytes of a piece. It holds whole Zarr chunks, enough of them that zarrs decodes several at once.
     piece_bytes: int = 16 << 20
-    least_bytes: int = 8 << 20
-    readers: int = 4
-    spare_share: float = 1 / 8
+    least_bytes: int = 8 << 20  # bytes of the smallest matrix that is shared
+    readers: int = 4  # threads of a worker that read, at most
+    spare_share: float = 1 / 8  # share of the tmpfs that is left to others
 
 
 SHARING = SharingTuning()
@@ -102,10 +89,7 @@ def _lock(descriptor: int, kind: int, at: int, *, wait: bool = False) -> bool:
 class PrivateMemory:
     """Arrays of one process.
 
-    Parameters
-    ----------
-    sizes : ArraySizes
-        The first array, the marks, is filled with zeros; the others are not initialised.
+    `sizes`: the first array, the marks, is filled with zeros; the others are not initialised.
     """
 
     def __init__(self, sizes: ArraySizes) -> None:
@@ -128,16 +112,7 @@ class PrivateMemory:
 class SharedMemory(PrivateMemory):
     """Arrays that all processes of this user share under one name.
 
-    Parameters
-    ----------
-    name : str
-    sizes : ArraySizes
-    tuning : SharingTuning
-
-    Raises
-    ------
-    OSError
-        If there is no such memory, or too little, or the file of this name belongs to another user.
+    Raises `OSError` if there is no such memory, or too little, or the file of this name belongs to another user.
     """
 
     def __init__(self, name: str, sizes: ArraySizes, tuning: SharingTuning) -> None:
@@ -220,10 +195,7 @@ def _leave(descriptor: int, path: Path) -> None:
 def remove_abandoned(folder: Path = SHARING.folder) -> None:
     """Remove this user's shared files without users; their runs were killed.
 
-    Parameters
-    ----------
-    folder : Path
-        The tmpfs.
+    `folder`: the tmpfs.
     """
     for path in folder.glob(f"{file_prefix()}*"):
         with contextlib.suppress(OSError):  # already removed, or not a file
@@ -241,16 +213,9 @@ def _cut(number: int, length: int, piece_bytes: int, *arrays: ChunkedArray) -> l
 class ResidentMatrix:
     """The whole of a matrix in memory, read on the first request or before.
 
-    Parameters
-    ----------
-    b : StoredMatrix
-    check : callable
-        Takes rows; raises a `MatrixError` if they are not canonical.
-    name : str
-        Name under which other processes of this host share this matrix. If it is empty, this process reads alone.
-    dtype : dtype, optional
-        Dtype of the values in memory.
-    tuning : SharingTuning
+    `check`: takes rows; raises a `MatrixError` if they are not canonical.
+    `name`: name under which other processes of this host share this matrix. If it is empty, this process reads alone.
+    `dtype`: dtype of the values in memory.
     """
 
     def __init__(
@@ -272,17 +237,9 @@ class ResidentMatrix:
     def get(self, add_bytes: Callable[[int], None] = lambda nbytes: None) -> CSR:
         """Return the matrix.
 
-        Parameters
-        ----------
-        add_bytes : callable
-            Called with the bytes of the matrix if this call reads it.
-
-        Raises
-        ------
-        SpdistError
-            If a Zarr chunk is missing or altered, or rows are not canonical.
-        CancelledError
-            After `drop`.
+        `add_bytes`: called with the bytes of the matrix if this call reads it.
+        Raises `SpdistError` if a Zarr chunk is missing or altered, or rows are not canonical.
+        Raises `CancelledError` After `drop`.
         """
         with self._lock:
             if self._is_dropped:

@@ -78,10 +78,7 @@ def lost_scheduler(client: Client) -> SpdistError:
 def clear_of_dask(client: Client) -> Iterator[None]:
     """Replace Dask's exceptions for lost workers and schedulers by one line; others pass.
 
-    Raises
-    ------
-    SpdistError
-        If workers or the scheduler were lost.
+    Raises `SpdistError` if workers or the scheduler were lost.
     """
     try:
         yield
@@ -101,18 +98,8 @@ def register(client: Client, plugin: WorkerPlugin, name: str) -> None:
     The scheduler sends it to workers that join later. If a worker dies while it loads the plugin, Dask gives up on all;
     then the plugin is sent again to the workers that are left, which replace the plugin they have.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    plugin : WorkerPlugin
-    name : str
-
-    Raises
-    ------
-    SpdistError
-        If the scheduler is gone, or a worker is there and does not take the plugin.
-    Exception
-        Whatever the plugin raised on a worker.
+    Raises `SpdistError` if the scheduler is gone, or a worker is there and does not take the plugin.
+    Raises `Exception` whatever the plugin raised on a worker.
     """
     try:
         client.register_plugin(plugin, name=name)
@@ -156,11 +143,7 @@ def _add_plugin(client: Client, plugin: WorkerPlugin, name: str, workers: Iterab
 def unregister(client: Client, name: str) -> None:
     """Remove a plugin from all workers; ignore failures, as workers that end drop the plugin anyway.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    name : str
-        Name under which the plugin was registered.
+    `name`: name under which the plugin was registered.
     """
     if not is_connected(client):
         return
@@ -175,10 +158,7 @@ def unregister(client: Client, name: str) -> None:
 def addresses(client: Client) -> list[str]:
     """Return the addresses of the workers that the scheduler knows.
 
-    Raises
-    ------
-    SpdistError
-        If the scheduler is gone.
+    Raises `SpdistError` if the scheduler is gone.
     """
     info = client.scheduler_info(n_workers=-1) if is_connected(client) else {}
     if not is_connected(client) or "workers" not in info:
@@ -209,21 +189,9 @@ async def _forget(worker: str, dask_scheduler: Scheduler) -> None:
 def persistent(call: Callable[[], Result], what: str) -> Result:
     """Repeat a call as long as it fails because a process died while it started, a few times.
 
-    Parameters
-    ----------
-    call : callable
-    what : str
-        What the call does, for the messages: "workers did not start".
-
-    Returns
-    -------
-    object
-        What the call returns.
-
-    Raises
-    ------
-    SpdistError
-        If every attempt failed.
+    `what`: what the call does, for the messages: "workers did not start".
+    Returns what the call returns.
+    Raises `SpdistError` if every attempt failed.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -272,17 +240,8 @@ def silenced_dask() -> Iterator[None]:
 def within(seconds: float, call: Callable[[], Result], what: str) -> Result:
     """Return what a call returns; give up on it after a while, and leave it to its daemon thread.
 
-    Parameters
-    ----------
-    seconds : float
-    call : callable
-    what : str
-        What the call does, for the message: "workers did not start".
-
-    Raises
-    ------
-    SpdistError
-        If the call took too long.
+    `what`: what the call does, for the message: "workers did not start".
+    Raises `SpdistError` if the call took too long.
     """
     future: Future[Result] = Future()
 

@@ -59,34 +59,19 @@ Sums = tuple[tuple[int, ...], ...]
 
 
 class View(NamedTuple):
-    """What a worker sees of the job's storage.
+    """What a worker sees of the job's storage."""
 
-    Attributes
-    ----------
-    problem : str
-        The problem; empty if there is none.
-    nonce : str
-        Name of the file that the worker wrote next to C; empty if there is no C.
-    """
-
-    problem: str
-    nonce: str
+    problem: str  # the problem; empty if there is none
+    nonce: str  # name of the file that the worker wrote next to C; empty if there is no C
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a worker is asked about the job's storage.
+    """What a worker is asked about the job's storage."""
 
-    Attributes
-    ----------
-    matrices : tuple of (str, StoredMatrix, Sums)
-        Operands and mask: what each is called, as the client sees it, and some of its checksums.
-    target : str
-        Where C goes; empty if C is not stored, or not yet known.
-    """
-
+    # operands and mask: what each is called, as the client sees it, and some of its checksums
     matrices: tuple[tuple[str, StoredMatrix, Sums], ...] = ()
-    target: str = ""
+    target: str = ""  # where C goes; empty if C is not stored, or not yet known
 
     @staticmethod
     def about(named: Iterable[tuple[str, StoredMatrix]]) -> Question:
@@ -125,16 +110,8 @@ def look(question: Question) -> View:
 class Handshake:
     """Knows which workers fit a job, and asks those that it does not know.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    name : str
-        Of the job; workers that join get blocks when they have it. Empty if no job is installed.
-
-    Attributes
-    ----------
-    accepted, refused : set of str
-        Addresses.
+    `name`: of the job; workers that join get blocks when they have it. Empty if no job is installed.
+    `accepted, refused`: addresses.
     """
 
     def __init__(self, client: Client, name: str = "") -> None:
@@ -148,10 +125,7 @@ class Handshake:
     def check_installation(self) -> None:
         """Refuse workers, and a scheduler, that have another spdist than this client; ask nothing of storage.
 
-        Raises
-        ------
-        InputError
-            Names a worker, and what to install.
+        Raises `InputError` Names a worker, and what to install.
         """
         if not started_here(self.client):
             self._refuse(self._check_scheduler() | self._ask(addresses(self.client)))
@@ -159,18 +133,9 @@ class Handshake:
     def check(self, need: int, question: Question) -> None:
         """Refuse workers that do not fit the job; wait until there is a worker.
 
-        Parameters
-        ----------
-        need : int
-            Bytes of memory that the plan needs on a worker, besides what the idle worker takes.
-        question : Question
-
-        Raises
-        ------
-        InputError
-            Names a worker, what is wrong with it, and the remedy.
-        SpdistError
-            If no worker answers.
+        `need`: bytes of memory that the plan needs on a worker, besides what the idle worker takes.
+        Raises `InputError` Names a worker, what is wrong with it, and the remedy.
+        Raises `SpdistError` if no worker answers.
         """
         self._need, self._question = need, None if started_here(self.client) else question
         self.accepted.clear()
@@ -276,21 +241,8 @@ def _names(question: bytes, expected: str) -> dict[str, Any]:
 def ask(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:
     """Ask workers `probe.answer`, in one call.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    workers : list of str
-    question : bytes
-
-    Returns
-    -------
-    dict
-        By address: the answer, or an exception.
-
-    Raises
-    ------
-    SpdistError
-        If a worker does not answer in time, or the scheduler is gone.
+    Returns by address: the answer, or an exception.
+    Raises `SpdistError` if a worker does not answer in time, or the scheduler is gone.
     """
     expected = "" if started_here(client) else probe.source_digest()
     seconds = ANSWER_SECONDS if started_here(client) else None  # of other clusters the client knows how long it waits
@@ -329,14 +281,9 @@ def installation_problem(answer: dict[str, Any]) -> str:
 def memory_problem(answer: dict[str, Any], info: dict[str, Any], need: int) -> str:
     """Return why a worker has too little memory, or no threads; empty if it fits.
 
-    Parameters
-    ----------
-    answer : dict
-        From `probe.answer`.
-    info : dict
-        What the scheduler knows of the worker.
-    need : int
-        Bytes that the plan needs, besides what the idle worker takes.
+    `answer`: from `probe.answer`.
+    `info`: what the scheduler knows of the worker.
+    `need`: bytes that the plan needs, besides what the idle worker takes.
     """
     if info.get("nthreads", 1) < 1:
         return "has no threads: start it with --nthreads 1 or more"
@@ -356,14 +303,9 @@ def memory_problem(answer: dict[str, Any], info: dict[str, Any], need: int) -> s
 def storage_problem(answer: dict[str, Any], folder: NonceFolder | None, deadline: float) -> str:
     """Return how a worker's view of A, B, the mask or C's folder differs from the client's; empty if it does not.
 
-    Parameters
-    ----------
-    answer : dict
-        The worker's answer.
-    folder : NonceFolder, optional
-        The folder next to C in which the worker wrote a file; None if C is not stored.
-    deadline : float
-        Time, by `time.monotonic`, until which to look for the file.
+    `answer`: the worker's answer.
+    `folder`: the folder next to C in which the worker wrote a file; None if C is not stored.
+    `deadline`: time, by `time.monotonic`, until which to look for the file.
     """
     view: View | None = answer.get("answer")
     if view is None:

@@ -28,24 +28,13 @@ STAYING_OUT: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class JoinCheck:
-    """What a worker checks before it takes part in a job.
+    """What a worker checks before it takes part in a job."""
 
-    Attributes
-    ----------
-    source : str
-        The client's `probe.source_digest`; empty for workers that the client's process started, which it knows.
-    question : Question
-        About the operands.
-    place : str
-        Path or URL of the unfinished C; empty if C is not stored.
-    product : str
-        What the client reads there: the record of the product.
-    """
-
+    # the client's `probe.source_digest`; empty for workers that the client's process started, which it knows
     source: str
-    question: Question
-    place: str
-    product: str
+    question: Question  # about the operands
+    place: str  # path or URL of the unfinished C; empty if C is not stored
+    product: str  # what the client reads there: the record of the product
 
     @staticmethod
     def of(client: Client, job: JobSpec, place: str) -> JoinCheck:
@@ -78,13 +67,8 @@ def _product_at(place: str) -> str:
 def stay_out(worker: Worker, job: str, problem: str) -> None:
     """Let a worker take no tasks while a job runs, and tell the user.
 
-    Parameters
-    ----------
-    worker : distributed.Worker
-    job : str
-        Name of the job.
-    problem : str
-        Why the worker does not fit, for the message.
+    `job`: name of the job.
+    `problem`: why the worker does not fit, for the message.
     """
     memory: Any = worker.memory_manager
     STAYING_OUT[job] = memory.memory_pause_fraction
@@ -97,11 +81,7 @@ def stay_out(worker: Worker, job: str, problem: str) -> None:
 def take_part_again(worker: Worker, job: str) -> None:
     """Undo `stay_out` when the job is over.
 
-    Parameters
-    ----------
-    worker : distributed.Worker
-    job : str
-        Name of the job.
+    `job`: name of the job.
     """
     if job in STAYING_OUT:
         memory: Any = worker.memory_manager

@@ -36,34 +36,17 @@ SILENT_INTERVALS = 5
 
 @dataclass(frozen=True)
 class MonitorTuning:
-    """When a monitor says that nothing happens.
+    """When a monitor says that nothing happens."""
 
-    Attributes
-    ----------
-    no_workers_seconds : float
-        Seconds without workers.
-    idle_seconds : float
-        Seconds in which nothing was finished.
-    repair_seconds : float
-        Seconds in which nothing was finished, after which connections are tried.
-    silent_seconds : float
-        Seconds without a heartbeat, after which a worker's blocks are given to others. The intervals of heartbeats grow
-        with the number of workers; it is at least `SILENT_INTERVALS` of them.
-    growth : float
-        The wait before each further line grows by this factor.
-    most_seconds : float
-        Longest time between two lines.
-    tick_seconds : float
-        Seconds between two looks.
-    """
-
-    no_workers_seconds: float = 10.0
-    idle_seconds: float = 60.0
-    repair_seconds: float = 60.0
+    no_workers_seconds: float = 10.0  # seconds without workers
+    idle_seconds: float = 60.0  # seconds in which nothing was finished
+    repair_seconds: float = 60.0  # seconds in which nothing was finished, after which connections are tried
+    # seconds without a heartbeat, after which a worker's blocks are given to others. The intervals of heartbeats grow
+    # with the number of workers; it is at least `SILENT_INTERVALS` of them.
     silent_seconds: float = 10.0
-    growth: float = 2.0
-    most_seconds: float = 600.0
-    tick_seconds: float = 0.5
+    growth: float = 2.0  # the wait before each further line grows by this factor
+    most_seconds: float = 600.0  # longest time between two lines
+    tick_seconds: float = 0.5  # seconds between two looks
 
 
 TUNING = MonitorTuning()
@@ -72,11 +55,7 @@ TUNING = MonitorTuning()
 class _Clock:
     """Tells when to say again that something has lasted for a while, at growing intervals.
 
-    Parameters
-    ----------
-    first : float
-        Seconds until the first line.
-    tuning : MonitorTuning
+    `first`: seconds until the first line.
     """
 
     def __init__(self, first: float, tuning: MonitorTuning) -> None:
@@ -99,12 +78,7 @@ class _Clock:
 class Monitor:
     """Watches a run from a daemon thread while its ``with`` block lasts.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    name : str
-        Name of the job on the workers.
-    tuning : MonitorTuning
+    `name`: name of the job on the workers.
     """
 
     def __init__(self, client: Client, name: str, tuning: MonitorTuning | None = None) -> None:

@@ -28,10 +28,7 @@ class NonceFolder:
     The names begin with a digest of the target's name, so that the next run for this target finds what a killed run
     left, and no other run is disturbed.
 
-    Parameters
-    ----------
-    target : str
-        Where C goes: a normalised path or a URL. For a URL in the memory of this process nothing is written.
+    `target`: where C goes: a normalised path or a URL. For a URL in the memory of this process nothing is written.
     """
 
     def __init__(self, target: str) -> None:
@@ -48,10 +45,7 @@ class NonceFolder:
     def write(self) -> str:
         """Write a file; return its name, which is also its content. For a worker.
 
-        Raises
-        ------
-        OSError
-            If the folder is not there, or may not be written to.
+        Raises `OSError` if the folder is not there, or may not be written to.
         """
         if not self.is_shared:
             return ""

@@ -102,16 +102,8 @@ def memory_share() -> float:
 def answer(expected: str, question: bytes) -> dict[str, object]:
     """Return facts about this process and, if it has the client's source, its answer to a question.
 
-    Parameters
-    ----------
-    expected : str
-        The `source_digest` of the client; empty to compare no software, and to ask nothing more.
-    question : bytes
-        A pickled function without arguments; empty to ask nothing more.
-
-    Returns
-    -------
-    dict
+    `expected`: the `source_digest` of the client; empty to compare no software, and to ask nothing more.
+    `question`: A pickled function without arguments; empty to ask nothing more.
     """
     import dask
 

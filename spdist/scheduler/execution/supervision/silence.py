@@ -39,10 +39,7 @@ _KNOWN_AT: dict[str, float] = {}
 class SignsOfLife:
     """Tells from times of heartbeats which workers are silent while others are heard.
 
-    Parameters
-    ----------
-    now : float
-        Seconds of the caller's clock.
+    `now`: seconds of the caller's clock.
     """
 
     def __init__(self, now: float) -> None:
@@ -74,10 +71,7 @@ class SignsOfLife:
 def wait_until_known(worker: Worker) -> None:
     """Return once the scheduler has said, within the last `KNOWN_SECONDS`, that it knows this worker.
 
-    Raises
-    ------
-    Reschedule
-        If the scheduler has removed the worker, or the worker ends.
+    Raises `Reschedule` if the scheduler has removed the worker, or the worker ends.
     """
     while (asked := time.monotonic()) - _KNOWN_AT.get(worker.address, -KNOWN_SECONDS) >= KNOWN_SECONDS:
         with contextlib.suppress(OSError):  # no connection, or no answer in time

@@ -25,21 +25,11 @@ logger = logging.getLogger("spdist")
 
 @dataclass(frozen=True)
 class StreamTuning:
-    """How streams are tried.
+    """How streams are tried."""
 
-    Attributes
-    ----------
-    tries : int
-        Words that are sent; a stream is lost if none of them came back.
-    pause_seconds : float
-        Seconds between two words.
-    call_seconds : float
-        Seconds that a question may take.
-    """
-
-    tries: int = 6
-    pause_seconds: float = 2.0
-    call_seconds: float = 5.0
+    tries: int = 6  # words that are sent; a stream is lost if none of them came back
+    pause_seconds: float = 2.0  # seconds between two words
+    call_seconds: float = 5.0  # seconds that a question may take
 
 
 TUNING = StreamTuning()
@@ -51,21 +41,11 @@ Fetches = set[tuple[str, Any]]
 
 @dataclass
 class _Found:
-    """What a client learned of its workers by several questions.
+    """What a client learned of its workers by several questions."""
 
-    Attributes
-    ----------
-    answered : set of str
-        Workers that answered each time.
-    lacking : dict
-        Tasks that were given to a worker and never came to it, by worker.
-    fetching : Fetches
-        Fetches that were under way each time.
-    """
-
-    answered: set[str]
-    lacking: dict[str, set[Any]]
-    fetching: Fetches
+    answered: set[str]  # workers that answered each time
+    lacking: dict[str, set[Any]]  # tasks that were given to a worker and never came to it, by worker
+    fetching: Fetches  # fetches that were under way each time
 
 
 def repair_streams(client: Client, before: Fetches | None = None, tuning: StreamTuning | None = None) -> Fetches:
@@ -75,17 +55,8 @@ def repair_streams(client: Client, before: Fetches | None = None, tuning: Stream
     still fetches what it fetched when nothing had finished the time before, is removed: its tasks run elsewhere, and
     its nanny starts it anew.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Of a scheduler that this process did not start.
-    before : Fetches
-        What the call before returned, if nothing has finished since.
-    tuning : StreamTuning
-
-    Returns
-    -------
-    Fetches
+    `client`: of a scheduler that this process did not start.
+    `before`: what the call before returned, if nothing has finished since.
     """
     if client.cluster is not None or not is_connected(client):
         return set()
@@ -146,11 +117,7 @@ def _ask(client: Client, topic: str, tuning: StreamTuning) -> _Found:
 def say(topic: str, dask_worker: Worker) -> tuple[list[Any], list[Any]]:
     """Send a word over the stream of this worker, and return the tasks that it knows and fetches; for `Client.run`.
 
-    Parameters
-    ----------
-    topic : str
-    dask_worker : distributed.Worker
-        Passed by Dask, which knows this parameter by its name.
+    `dask_worker`: passed by Dask, which knows this parameter by its name.
     """
     dask_worker.log_event(topic, {"worker": dask_worker.address})
     tasks = dask_worker.state.tasks

@@ -19,13 +19,7 @@ from spdist.storage.matrix import StoredMatrix
 
 
 class Supervisor(NamedTuple):
-    """Looks after the workers of one run.
-
-    Attributes
-    ----------
-    handshake : Handshake
-    monitor : Monitor
-    """
+    """Looks after the workers of one run."""
 
     handshake: Handshake
     monitor: Monitor
@@ -33,17 +27,8 @@ class Supervisor(NamedTuple):
     def check(self, request: PlanRequest, plan: Plan, target: str) -> None:
         """Ask for as many workers as a plan can use; refuse those that do not fit it, or see other matrices or folders.
 
-        Parameters
-        ----------
-        request : PlanRequest
-        plan : Plan
-        target : str
-            Where C goes; empty if C is not stored.
-
-        Raises
-        ------
-        InputError
-            Names a worker, what is wrong with it, and the remedy.
+        `target`: where C goes; empty if C is not stored.
+        Raises `InputError` Names a worker, what is wrong with it, and the remedy.
         """
         matrices = {"A": request.a, "B": request.b}
         if isinstance(request.spec.mask, StoredMatrix):
@@ -57,20 +42,8 @@ class Supervisor(NamedTuple):
 def supervised(client: Client, name: str) -> Iterator[Supervisor]:
     """Look after a client's workers during a ``with`` block.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    name : str
-        Name of the job.
-
-    Yields
-    ------
-    Supervisor
-
-    Raises
-    ------
-    SpdistError
-        If workers, or the scheduler, were lost and the run could not go on.
+    `name`: name of the job.
+    Raises `SpdistError` if workers, or the scheduler, were lost and the run could not go on.
     """
     with clear_of_dask(client), Monitor(client, name) as monitor:
         yield Supervisor(Handshake(client, name), monitor)

@@ -51,40 +51,19 @@ _ONES = re.compile(rb"\d{3}")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the records of a list of edges are written.
+    """How the records of a list of edges are written."""
 
-    Attributes
-    ----------
-    separator : int
-        One of `fields.COMMA`, `SEMICOLON`, `TAB`, `SPACE` and `TAB_OR_SPACE`.
-    quotes : bool
-        Whether fields may be quoted.
-    columns : (int, int, int)
-        Fields of source, target and weight, from 0; the last is -1 if there are no weights.
-    fields : int
-        Fields of the header or the first edge.
-    chosen : bool
-        Whether the caller or the header chose the columns: none may be missing then.
-    header : tuple of str
-        Names of the columns; empty if there is no header.
-    line, header_lines : int
-        Line of the first record, from 1, and the number of lines of the header.
-    comment : int
-        Line of the comment that names the columns; 0 if none does.
-    raw : bytes
-        Text of the header; empty if there is none.
-    """
-
-    separator: int
-    quotes: bool
-    columns: tuple[int, int, int]
-    fields: int
-    chosen: bool = False
-    header: tuple[str, ...] = ()
+    separator: int  # one of `fields.COMMA`, `SEMICOLON`, `TAB`, `SPACE` and `TAB_OR_SPACE`
+    quotes: bool  # whether fields may be quoted
+    columns: tuple[int, int, int]  # fields of source, target and weight, from 0; the last is -1 if there are no weights
+    fields: int  # fields of the header or the first edge
+    chosen: bool = False  # whether the caller or the header chose the columns: none may be missing then
+    header: tuple[str, ...] = ()  # names of the columns; empty if there is no header
+    # line of the first record, from 1, and the number of lines of the header
     line: int = 0
     header_lines: int = 0
-    comment: int = 0
-    raw: bytes = b""
+    comment: int = 0  # line of the comment that names the columns; 0 if none does
+    raw: bytes = b""  # text of the header; empty if there is none
 
     @property
     def decimal_comma(self) -> bool:
@@ -126,20 +105,10 @@ class Dialect:
 def dialect_of(lines: Sequence[bytes], ending: str, options: ReadOptions, path: str) -> Dialect:
     """Decide how a list of edges is written.
 
-    Parameters
-    ----------
-    lines : sequence of bytes
-        The first lines of the file.
-    ending : str
-        Of the file, as in ".csv".
-    options : ReadOptions
-    path : str
-        For messages.
-
-    Raises
-    ------
-    MatrixError
-        If two separators fit, a column is not there, or columns are named without a header.
+    `lines`: the first lines of the file.
+    `ending`: of the file, as in ".csv".
+    `path`: for messages.
+    Raises `MatrixError` if two separators fit, a column is not there, or columns are named without a header.
     """
     quotes = ending != ".abc" if options.quotes is None else options.quotes
     if options.header is None:

@@ -46,10 +46,7 @@ def add(table: Int64Array, more: Int64Array, lines: int) -> None:
 def in_words(table: Int64Array, dialect: Dialect, *, names: bool, path: str) -> tuple[list[str], list[str]]:
     """Return what was found and what was left out, in words.
 
-    Raises
-    ------
-    MatrixError
-        If lines contradict each other: what separates their fields, or what the decimal mark is.
+    Raises `MatrixError` if lines contradict each other: what separates their fields, or what the decimal mark is.
     """
     counts, lines = table[:, 0].tolist(), table[:, 1].tolist()
     if names and counts[SPACED] and counts[SPACED_NAME]:

@@ -89,12 +89,7 @@ def _batches(place: Path) -> Iterator[Entries]:
 class EdgeText:
     """The edges of a text, and the vertices that were met so far.
 
-    Parameters
-    ----------
-    source : Source
-    options : ReadOptions
-    reading : Reading
-        Gets what was found when all edges were read.
+    `reading`: gets what was found when all edges were read.
     """
 
     def __init__(self, source: Source, options: ReadOptions, reading: Reading) -> None:

@@ -28,19 +28,10 @@ def write_edges(file: BinaryIO, matrix: StoredMatrix, blocks: Iterable[tuple[int
 
     Numbers are written so that they read back exactly.
 
-    Parameters
-    ----------
-    file : binary file
-    matrix : StoredMatrix
-    blocks : iterable of (int, CSR)
-        First row and rows of its row blocks, in order.
-    quotes : bool
-        Whether readers take a quote at the begin of a name for a quoted name, as in .tsv.
-
-    Raises
-    ------
-    MatrixError
-        If rows and columns are not the same vertices, a name cannot be read back, or values are complex.
+    `blocks`: first row and rows of its row blocks, in order.
+    `quotes`: whether readers take a quote at the begin of a name for a quoted name, as in .tsv.
+    Raises `MatrixError` if rows and columns are not the same vertices, a name cannot be read back, or values are
+    complex.
     """
     names = vertex_names(matrix, quotes=quotes)
     seen = np.zeros(matrix.nrows, np.bool_)

@@ -28,10 +28,7 @@ def separator_of(record: bytes, separator: int) -> int:
 def split_fields(record: bytes, separator: int, quotes: bool) -> list[bytes] | None:
     r"""Return the fields of a record, without the blanks around them; None if a quote is still open at its end.
 
-    Raises
-    ------
-    ValueError
-        If text follows a closing quote.
+    Raises `ValueError` if text follows a closing quote.
 
     Examples
     --------
@@ -79,10 +76,7 @@ def _end_of_field(record: bytes, at: int, separator: int) -> int:
 def weight_of(field: bytes, *, decimal_comma: bool, allow_nan: bool) -> float:
     """Return the number that a field spells.
 
-    Raises
-    ------
-    ValueError
-        Says what is wrong with it, for a message.
+    Raises `ValueError` Says what is wrong with it, for a message.
 
     Examples
     --------

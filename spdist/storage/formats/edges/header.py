@@ -58,12 +58,8 @@ def is_header(fields: Fields) -> bool:
 def doubt_of(fields: Fields, others: Sequence[Fields]) -> str:
     """Return what makes a first record doubtful that has no known words of a header; empty for an edge.
 
-    Parameters
-    ----------
-    fields : sequence of bytes
-        Of the first record.
-    others : sequence of sequences of bytes
-        Of the records after it.
+    `fields`: of the first record.
+    `others`: of the records after it.
     """
     counts = {len(each) for each in others}
     if len(fields) > 1 and len(others) > 1 and len(counts) == 1 and len(fields) not in counts:

@@ -51,38 +51,20 @@ BYTE_ORDER_MARK = "\ufeff".encode()
 
 @dataclass
 class Lines:
-    """The edges of some lines.
+    """The edges of some lines."""
 
-    Attributes
-    ----------
-    words : list of bytes
-        The two vertices of each edge, one after the other.
-    weights : list of float
-    doubts : (KINDS, 2) int64
-    rest : bytes
-        Lines at the end in which a quote is open, to be read with those that follow.
-    lines : int
-        Lines that were read, without those of the rest.
-    """
-
-    words: list[bytes]
+    words: list[bytes]  # the two vertices of each edge, one after the other
     weights: list[float]
-    doubts: Int64Array
-    rest: bytes = b""
-    lines: int = 0
+    doubts: Int64Array  # (KINDS, 2) int64
+    rest: bytes = b""  # lines at the end in which a quote is open, to be read with those that follow
+    lines: int = 0  # lines that were read, without those of the rest
 
 
 class LineReader:
     """Reads lines one by one.
 
-    Parameters
-    ----------
-    dialect : Dialect
-    path : str
-        For messages.
-    numbers : bool
-        Whether vertices are numbers.
-    allow_nan : bool
+    `path`: for messages.
+    `numbers`: whether vertices are numbers.
     """
 
     def __init__(self, dialect: Dialect, path: str, *, numbers: bool, allow_nan: bool) -> None:
@@ -91,17 +73,9 @@ class LineReader:
     def read(self, text: bytes, before: int) -> Lines:
         """Return the edges of whole lines.
 
-        Parameters
-        ----------
-        text : bytes
-            Each line with its end.
-        before : int
-            Lines before the first one.
-
-        Raises
-        ------
-        MatrixError
-            If a line is no edge; names it.
+        `text`: each line with its end.
+        `before`: lines before the first one.
+        Raises `MatrixError` if a line is no edge; names it.
         """
         out = Lines([], [], no_doubts())
         for line, record in self._records(text, before, out):

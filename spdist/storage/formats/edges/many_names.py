@@ -113,16 +113,11 @@ def find_names(
 ) -> None:  # fmt: skip
     """Write the number of each word, -1 of one that is not known.
 
-    Parameters
-    ----------
-    text : (n,) uint8
-    begins, lengths : (k,) int64
-    keys : (k,) uint64
-        Hashes.
-    slots, letters : arrays
-        The table.
-    out : (k,) int64
-        Gets the numbers.
+    `text`: (n,) uint8.
+    `begins, lengths`: (k,) int64.
+    `keys`: (k,) uint64: hashes.
+    `slots, letters`: the table.
+    `out`: (k,) int64: gets the numbers.
     """
     last = np.uint64(len(slots) - 1)
     for first in range(0, len(begins), LOOKED_UP):
@@ -142,20 +137,13 @@ def add_names(
 ) -> Any:  # fmt: skip
     """Write the numbers of some words, of new names from `count` on; return how many are known, and their letters' end.
 
-    Parameters
-    ----------
-    text : (n,) uint8
-    begins, lengths : (k,) int64
-    keys : (k,) uint64
-        Hashes.
-    words : (l,) int64
-        Which words, in order.
-    slots, letters : arrays
-        The table, with room for all words.
-    count, end : int
-        Names that are known, and where their letters end.
-    out : (k,) int64
-        Gets the numbers.
+    `text`: (n,) uint8.
+    `begins, lengths`: (k,) int64.
+    `keys`: (k,) uint64: hashes.
+    `words`: (l,) int64: which words, in order.
+    `slots, letters`: the table, with room for all words.
+    `count, end`: names that are known, and where their letters end.
+    `out`: (k,) int64: gets the numbers.
     """
     for i in words:
         place = slot_of(text, begins[i], lengths[i], keys[i], slots, letters)

@@ -29,12 +29,8 @@ _REMARK = re.compile(rb"c(\s|$)")
 def refuse_other_kinds(lines: Sequence[bytes], path: str) -> None:
     """Refuse text whose first line says that it is no list of edges.
 
-    Parameters
-    ----------
-    lines : sequence of bytes
-        The first lines of the file.
-    path : str
-        For the message.
+    `lines`: the first lines of the file.
+    `path`: for the message.
     """
     for number, line in enumerate(lines, 1):
         begin = line.strip()[:200]

@@ -54,42 +54,23 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True)
 class Words:
-    """The words of lines that are all edges, comments or blank.
+    """The words of lines that are all edges, comments or blank."""
 
-    Attributes
-    ----------
-    text : bytes
-        The lines.
-    begins, lengths : (2 k,) int64
-        Where the two vertices of each edge are.
-    keys : (2 k,) uint64
-        The hash of each vertex' name; or the vertex, if vertices are numbers.
-    weights : (k,) float64
-    lines : int
-    doubts : (KINDS, 2) int64
-        Lines that are doubtful, counted from 1.
-    """
-
-    text: bytes
+    text: bytes  # the lines
+    # (2 k,) int64: where the two vertices of each edge are
     begins: Int64Array
     lengths: Int64Array
-    keys: Hashes
-    weights: ValueArray
+    keys: Hashes  # (2 k,) uint64: the hash of each vertex' name; or the vertex, if vertices are numbers
+    weights: ValueArray  # (k,) float64
     lines: int
-    doubts: Int64Array
+    doubts: Int64Array  # (KINDS, 2) int64: lines that are doubtful, counted from 1
 
 
 def words_of(text: bytes, dialect: Dialect, *, numbers: bool, allow_nan: bool = False) -> Words | None:
     r"""Find the words of whole lines; None if only Python can read one of them.
 
-    Parameters
-    ----------
-    text : bytes
-        Each line with its end.
-    dialect : Dialect
-    numbers : bool
-        Whether vertices are numbers.
-    allow_nan : bool
+    `text`: each line with its end.
+    `numbers`: whether vertices are numbers.
 
     Examples
     --------

@@ -39,10 +39,7 @@ def import_mci(job: Import) -> None:
 
     As in mcl, zeros are dropped, and of several entries in one position the first is kept.
 
-    Raises
-    ------
-    MatrixError
-        If it is binary or damaged; names the line.
+    Raises `MatrixError` if it is binary or damaged; names the line.
     """
     text = TextFile(job.source)
     head = _Head(job, text)
@@ -67,16 +64,10 @@ def _lines(numbers: Int64Array) -> bytes:
 class _Head:
     """What comes before the columns.
 
-    Attributes
-    ----------
-    line : int
-        Number of the line with the word ``begin``.
-    rest : bytes
-        What follows this word in its line.
-    shape : (int, int)
-        Sources and destinations.
-    domains : tuple of array, optional
-        Numbers of sources and of destinations, in order, where they are not 0, 1, ...
+    `line`: number of the line with the word ``begin``.
+    `rest`: what follows this word in its line.
+    `shape`: sources and destinations.
+    `domains`: numbers of sources and of destinations, in order, where they are not 0, 1, ...
     """
 
     def __init__(self, job: Import, text: TextFile) -> None:
@@ -167,20 +158,12 @@ class _Head:
 
 @dataclass
 class _Body:
-    """The columns, read piece by piece; a piece may end within a column.
-
-    Attributes
-    ----------
-    line : int
-        Number of the first line of the piece.
-    source : float
-        The source whose arcs are read; -1 before its number.
-    """
+    """The columns, read piece by piece; a piece may end within a column."""
 
     job: Import
     head: _Head
-    line: int = 0
-    source: float = -1.0
+    line: int = 0  # number of the first line of the piece
+    source: float = -1.0  # the source whose arcs are read; -1 before its number
 
     def entries(self, text: TextFile) -> Iterator[Entries]:
         """Yield the entries up to the closing bracket."""

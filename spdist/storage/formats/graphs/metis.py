@@ -33,10 +33,8 @@ MAX_WEIGHTS = 1000
 def import_metis(job: Import) -> None:
     """Import a graph of METIS as its symmetric adjacency matrix of float64.
 
-    Raises
-    ------
-    MatrixError
-        If a line is not what the first line announces, or edges are in the line of one vertex only; names the line.
+    Raises `MatrixError` if a line is not what the first line announces, or edges are in the line of one vertex only;
+    names the line.
     """
     text = TextFile(job.source)
     head = _read_header(text, job.path)
@@ -55,27 +53,16 @@ def import_metis(job: Import) -> None:
 
 @dataclass(frozen=True)
 class _Header:
-    """The first line.
+    """The first line."""
 
-    Attributes
-    ----------
-    name : str
-        The file, in messages.
-    line : int
-    vertices, edges : int
-    has_sizes, weighted : bool
-        Whether vertices have sizes, and edges weights.
-    weights : int
-        Weights of each vertex.
-    """
-
-    name: str
+    name: str  # the file, in messages
     line: int
     vertices: int
     edges: int
+    # whether vertices have sizes, and edges weights
     has_sizes: bool
     weighted: bool
-    weights: int
+    weights: int  # weights of each vertex
 
     @property
     def before(self) -> int:
@@ -114,14 +101,10 @@ def _read_header(text: TextFile, name: str) -> _Header:
 class _Lines:
     """The lines of the vertices, read piece by piece; a piece may end within a long line.
 
-    Attributes
-    ----------
-    line : int
-        Number of the next line.
-    vertex, done : int
-        The vertex whose line is read, from 0 on, and how many numbers of its line were read.
-    count, loops, balance : int
-        Entries; loops among them; and a sum over edges that is 0 if each is there in both directions.
+    `line`: number of the next line.
+    `vertex, done`: the vertex whose line is read, from 0 on, and how many numbers of its line were read.
+    `count, loops, balance`: entries; loops among them; and a sum over edges that is 0 if each is there in both
+    directions.
     """
 
     def __init__(self, header: _Header) -> None:

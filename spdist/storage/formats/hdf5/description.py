@@ -25,79 +25,38 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the parent asks for.
+    """What the parent asks for."""
 
-    Attributes
-    ----------
-    inner : str
-        Path of the matrix in the file; empty for the matrix that the format has in its usual place.
-    orient : str
-        "cells-by-genes", "genes-by-cells" or empty.
-    dense : bool
-        Whether a dense array may be read.
-    frames : dict
-        Data frames that name the rows and columns of a matrix, by its folder in an AnnData.
-    """
-
-    inner: str
-    orient: str
-    dense: bool
-    frames: dict[str, list[str]]
+    inner: str  # path of the matrix in the file; empty for the matrix that the format has in its usual place
+    orient: str  # "cells-by-genes", "genes-by-cells" or empty
+    dense: bool  # whether a dense array may be read
+    frames: dict[str, list[str]]  # data frames that name the rows and columns of a matrix, by its folder in an AnnData
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array in a file, read slice by slice.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : dtype
-    read : callable
-        Returns the elements in one slice for each dimension.
-    chunk : tuple of int
-        Elements in each dimension that are stored together.
-    """
+    """An array in a file, read slice by slice."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    read: Callable[[tuple[slice, ...]], npt.NDArray[Any]]
-    chunk: tuple[int, ...] = (1,)
+    read: Callable[[tuple[slice, ...]], npt.NDArray[Any]]  # returns the elements in one slice for each dimension
+    chunk: tuple[int, ...] = (1,)  # elements in each dimension that are stored together
 
 
 @dataclass
 class Description:
-    """A matrix in a file.
+    """A matrix in a file."""
 
-    Attributes
-    ----------
-    format : str
-        Kind of the file, with its article.
-    inner : str
-        Path of the matrix in the file.
-    kind : Kind
-    shape : list
-        As the file states it, unchecked.
-    arrays : dict
-        indptr, indices, data; rows, columns, data; or values.
-    names : dict
-        Arrays of strings that name "rows" and "columns", perhaps None.
-    by_columns : bool
-        Whether a column, not a row, of a dense array lies in one piece.
-    sparse : str
-        Paths of sparse matrices in the file; of a dense array that was not asked for.
-    found, left_out : list of str
-        As in `spdist.storage.formats.reading.Reading`.
-    """
-
-    format: str
-    inner: str
+    format: str  # kind of the file, with its article
+    inner: str  # path of the matrix in the file
     kind: Kind
-    shape: list[Any]
-    arrays: dict[str, Array]
+    shape: list[Any]  # as the file states it, unchecked
+    arrays: dict[str, Array]  # indptr, indices, data; rows, columns, data; or values
+    # arrays of strings that name "rows" and "columns", perhaps None
     names: dict[str, Array | None] = field(default_factory=dict)
-    by_columns: bool = False
-    sparse: str = ""
+    by_columns: bool = False  # whether a column, not a row, of a dense array lies in one piece
+    sparse: str = ""  # paths of sparse matrices in the file; of a dense array that was not asked for
+    # as in `spdist.storage.formats.reading.Reading`
     found: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 

@@ -60,12 +60,8 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 def import_hdf5(job: Import) -> None:
     """Import a matrix of an HDF5 file, whichever program wrote it, with the names of its rows and columns.
 
-    Raises
-    ------
-    InputError
-        If h5py is not installed.
-    MatrixError
-        If there is no such matrix, the file is damaged, or it refers to other files.
+    Raises `InputError` if h5py is not installed.
+    Raises `MatrixError` if there is no such matrix, the file is damaged, or it refers to other files.
     """
     with _local_file(job) as file:
         _import_file(job, file, is_matlab5=False)
@@ -201,13 +197,8 @@ def _reader(file: BinaryIO, job: Import, is_matlab5: bool) -> Iterator[_Reader]:
 class _Reader:
     """The process that reads a file.
 
-    Parameters
-    ----------
-    process : Popen
-    name : str
-        File and matrix, for messages.
-    patience : float
-        Seconds to wait for an answer.
+    `name`: file and matrix, for messages.
+    `patience`: seconds to wait for an answer.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], name: str, patience: float) -> None:
