@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PUBLIC = set(re.findall(r"^ +spdist\.(?:\w+\.)*(\w+)$", (ROOT / "docs/api/index.md").read_text(), re.M))
+SECTIONS = re.compile(r"^(Parameters|Attributes|Returns|Yields|Raises)\n-+$", re.M)
 PACKAGE = ROOT / "spdist"
 GROUND = {"shown", "errors", "foundation"}
 ARRAYS = GROUND | {"matrices"}
@@ -150,6 +153,24 @@ def test_folders_stay_small():
         assert len([path for path in sources if path.name != "__init__.py"]) <= 16, folder
     sources = [path for path in PACKAGE.rglob("*.*") if path.suffix in (".py", ".cu", ".cuh")]
     assert not {path.name for path in sources if len(path.read_text().splitlines()) > 600}
+
+
+def documented(node: ast.AST, public: bool) -> Iterator[tuple[str, str]]:
+    """Yield the names and docstrings of classes and functions that are not public: neither exported nor in such."""
+    for child in getattr(node, "body", ()):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = child.name
+            exported = name in PUBLIC if isinstance(node, ast.Module) else public and not name.startswith("_")
+            if not exported:
+                yield name, ast.get_docstring(child) or ""
+            yield from documented(child, exported)
+
+
+@pytest.mark.parametrize("path", list(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_public_names_have_sections(path):
+    """A sentence, and a line for a shape, a unit or an error, is enough for those who read the code."""
+    tree = ast.parse(path.read_text())
+    assert not [name for name, text in documented(tree, False) if SECTIONS.search(text)]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.py")), ids=lambda path: path.name)
