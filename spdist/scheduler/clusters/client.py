@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -46,6 +47,11 @@ class RunClient(Client):
         except BaseException:
             self.status = "closed"  # else it would try to say goodbye, and wait, when it is collected
             raise
+
+    async def _start(self, *args: Any, **options: Any) -> Any:
+        """Connect; Dask waits without end for the answer of a scheduler that others started."""
+        async with asyncio.timeout(ANSWER_SECONDS if self.cluster is None else None):
+            return await super()._start(*args, **options)  # type: ignore[no-untyped-call]
 
     def sync(self, func: Any, *args: Any, **options: Any) -> Any:
         """Wait for a coroutine; ask a question again, over another connection, if there is no answer to it.

@@ -25,10 +25,11 @@ NICE_VARIABLE = "SPDIST_NICE"
 """Environment variable: by how much a worker lowers its priority (`os.nice`)."""
 COPY_BYTES, COPIES = 16 << 20, 3
 """To measure one core's copy rate: bytes of a copy, more than its caches hold, and the number of copies."""
-KEPT_FROM, KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 16 << 20, 32, 128 << 10, 4 << 20
+KEPT_FROM, KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 16 << 20, 128, 128 << 10, 4 << 20
 """The allocator keeps arrays below ``(memory_limit - KEPT_FROM) // KEPT_SHARE`` bytes for reuse, within the bounds.
 
 Fresh pages cost several times as much to touch as used ones, but memory that is kept may never go back to the system.
+Below a limit of 144 MiB the buffers of C's Zarr chunks go back: kept ones grew to half of a limit of 53 MiB.
 Workers start with the upper bound."""
 MMAP_THRESHOLD, TRIM_THRESHOLD, ARENA_MAX = -3, -1, -8
 """Parameters of glibc's `mallopt`."""

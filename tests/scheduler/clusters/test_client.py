@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from spdist.api import products as api
+from spdist.scheduler.clusters import client
 from tests.conftest import random_matrix
 from tests.test_cli import wait_for, workers_of
 
@@ -130,3 +132,9 @@ def test_ctrl_c_while_workers_start(folder):
         wait_for(lambda: workers_of(process))
         process.send_signal(signal.SIGINT)
         assert last_line(process).startswith("spdist: interrupted")
+
+
+def test_a_scheduler_that_does_not_answer_a_client_is_given_up(monkeypatch):
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
+        client.RunClient(f"tcp://127.0.0.1:{silent.getsockname()[1]}", timeout=60)
