@@ -14,6 +14,8 @@ import spdist
 from spdist.errors import MemoryBoundError
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.operands.of_block import renumber
+from spdist.scheduler.planner.block_table import BlockRecord, block_table
+from spdist.scheduler.planner.candidates import join_blocks
 from spdist.scheduler.planner.estimate import NO_COMPRESSION, row_limits
 from spdist.scheduler.planner.memory import block_budget
 from spdist.scheduler.planner.planner import DEFAULT_TUNING, make_plan
@@ -149,6 +151,20 @@ def test_more_blocks_in_flight_get_no_more_memory():
     plan = make_plan(PlanRequest(a, b, "numba", 96 * MIB), tuning=tuning)
     assert plan.blocks_in_flight > 2
     assert_blocks_fit(plan, np.full(2000, 400))
+
+
+def test_blocks_are_joined_only_with_room_for_the_longest_row_of_both():
+    m = stored(sp.eye_array(10, format="csr"))
+    request = PlanRequest(m, m, "numba", 32 * MIB)
+    limits = row_limits(request.spec, m, m, row_lengths(m))
+    memory = WorkerMemory(request, limits, NO_COMPRESSION, 32 * MIB, True, DEFAULT_TUNING)
+    few = BlockRecord(0, 2, 9, 9, 100, 0, 0, 9, 9)
+    long = few._replace(start=2, stop=4, longest=50_000)
+    budget = 10_000 * memory.c_entry_on_host
+    short = long._replace(longest=9)
+    assert len(join_blocks(memory, block_table([few, short]), budget)) == 1
+    assert len(join_blocks(memory, block_table([few, long]), budget)) == 2
+    assert len(join_blocks(memory, block_table([few, long]), 10 * budget)) == 1
 
 
 def test_fragments_of_a_block_take_what_is_planned_for_it():
