@@ -155,8 +155,9 @@ def test_more_blocks_in_flight_get_no_more_memory():
 
 def test_blocks_are_joined_only_with_room_for_the_longest_row_of_both():
     m = stored(sp.eye_array(10, format="csr"))
-    request = PlanRequest(m, m, "numba", 32 * MIB)
-    limits = row_limits(request.spec, m, m, row_lengths(m))
+    wide = stored(sp.eye_array(10, 100_000, format="csr"))
+    request = PlanRequest(m, wide, "numba", 32 * MIB)
+    limits = row_limits(request.spec, m, wide, row_lengths(wide))
     memory = WorkerMemory(request, limits, NO_COMPRESSION, 32 * MIB, True, DEFAULT_TUNING)
     few = BlockRecord(0, 2, 9, 9, 100, 0, 0, 9, 9)
     long = few._replace(start=2, stop=4, longest=50_000)
