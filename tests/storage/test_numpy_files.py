@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -150,3 +151,23 @@ def test_sparse_arrays_that_are_refused(tmp_path, kind, changes, message):
     with pytest.raises(MatrixError, match=message):
         import_matrix(tmp_path / "a.npz", tmp_path / "A.zarr")
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_an_encrypted_archive_is_refused(tmp_path):
+    sp.save_npz(tmp_path / "a.npz", sp.csr_array(DENSE))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    for header, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        at = content.find(header)
+        while at >= 0:
+            content[at + flags] |= 1
+            at = content.find(header, at + 1)
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(MatrixError, match="is encrypted; save the matrix again without a password"):
+        import_matrix(tmp_path / "a.npz", tmp_path / "A.zarr")
+
+
+@pytest.mark.parametrize("block", [(0, 2), (2, 0)])
+def test_blocks_without_rows_or_columns_are_refused(tmp_path, block):
+    np.savez(tmp_path / "a.npz", format=b"bsr", shape=(4, 4), data=np.ones((1, *block)), indices=[0], indptr=[0, 1, 1])
+    with pytest.raises(MatrixError, match="are not read"):
+        import_matrix(tmp_path / "a.npz", tmp_path / "A.zarr")

@@ -73,6 +73,7 @@ def test_a_large_matrix_is_drawn_from_samples(stored, monkeypatch):
     assert "drawn from" in found.caption
     monkeypatch.setattr(density, "WHOLE_OFFSETS", 0)  # each offset that is needed by itself
     assert np.array_equal(spdist.spy(a).counts, found.counts)
+    assert density.density_map(a, 300_000).entries_read > found.entries_read
 
 
 def test_darker_is_more_and_clear_is_none(stored):

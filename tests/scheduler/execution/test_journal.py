@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spdist.api import products as api
 from spdist.errors import CorruptError, ResumeError
 from spdist.scheduler.execution import recovery, unfinished
-from spdist.scheduler.execution.journal import Journal
+from spdist.scheduler.execution.journal import Journal, is_seen
 from spdist.scheduler.execution.unfinished import Checkpoint, DurablePart, read_journal, read_plan, write_plan
 from spdist.storage import groups, notes
 from spdist.storage.writer import Layout
@@ -82,6 +82,12 @@ def test_a_resumed_journal_goes_on(tmp_path, caplog):
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_sees_the_zarr_chunks_that_are_there(tmp_path):
+    layout = layout_of(tmp_path)
+    write_rows(layout, [LENGTH, 1])
+    assert [is_seen(layout.array("indices"), k) for k in (0, 1)] == [True, False]
 
 
 def damage(path: Path, how: str, other: Path) -> None:
