@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.target import check_target
-from spdist.options import FILE_DEFAULTS, FileKeywords, TaskKeywords, select
+from spdist.options import DEFAULTS, FileKeywords, TaskKeywords, select
 from spdist.shown import without_secrets
 from spdist.storage import locations
 from spdist.storage.external_sort import Duplicates
@@ -30,7 +30,7 @@ def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
     Raises `InputError` if the format of a file is not known, or a matrix should be read as a file.
     """
     read = select(keywords, FileKeywords)
-    how = {name: value for name, value in read.items() if value != FILE_DEFAULTS[name]}
+    how = {name: value for name, value in read.items() if value != DEFAULTS[name]}
     if isinstance(operand, str | Path):
         given, _ = parted(str(operand))
         path = given if given == STANDARD_INPUT else locations.normalise(given)

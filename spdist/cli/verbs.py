@@ -1,19 +1,16 @@
-"""What the commands share: how they are added, their JSON, options that several have."""
+"""What the commands share: how they are added, their JSON, where results go."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spdist.cli.options import Parser
 from spdist.errors import InputError
 from spdist.foundation.standard_output import STANDARD_OUTPUT
 from spdist.shown import without_secrets
-
-if TYPE_CHECKING:
-    from distributed import Security
 
 MATRIX = "matrix in Zarr (spdist import makes one), path or URL"
 """Help of an operand."""
@@ -41,20 +38,6 @@ class Verbs:
         sub.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         sub.set_defaults(run=run)
         return sub
-
-
-def mode_of(args: argparse.Namespace) -> dict[str, bool]:
-    """Return what ``--overwrite`` and ``--steal`` say, as the API takes it."""
-    return {"overwrite": args.overwrite, "steal": args.steal}
-
-
-def security_of(args: argparse.Namespace) -> Security | None:
-    """Return the keys that ``--tls-*`` name, if any."""
-    if not (args.tls_ca_file or args.tls_cert or args.tls_key):
-        return None
-    from spdist.scheduler.clusters.security import security_of_files
-
-    return security_of_files(args.tls_ca_file, args.tls_cert, args.tls_key)
 
 
 def goes_to_standard_output(args: argparse.Namespace, target: str, *, option: str) -> bool:
