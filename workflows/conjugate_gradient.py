@@ -29,29 +29,12 @@ class Job(vectors.Job):
 
     a: str
     b: str | None = None
-    rtol: float = 1e-8
+    rtol: float = job_file.key(vectors.fraction, 1e-8)
     jacobi: bool = True
 
 
-READERS = {
-    "a": job_file.text_of, "b": job_file.text_of, "rtol": vectors.fraction, "jacobi": job_file.flag, **vectors.READERS
-}  # fmt: skip
-
-
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Solve, and write the solution.
-
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-    """
+    """Solve, and write the solution; return the result for the report."""
     import spdist
 
     a = vectors.square_matrix("a", job)
@@ -71,22 +54,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
 def check_matrix(place: str, a: Any) -> Any:
     """Refuse a matrix that conjugate gradients are not for; return its diagonal.
 
-    Parameters
-    ----------
-    place : str
-        Name in messages.
-    a : csr_array
-        Square.
-
-    Returns
-    -------
-    (nrows,) array
-        The diagonal, positive.
-
-    Raises
-    ------
-    MatrixError
-        If a value is not finite, the matrix is not symmetric, or its diagonal is not positive.
+    `a`: square.
+    Raises `MatrixError` if a value is not finite, the matrix is not symmetric, or its diagonal is not positive.
     """
     import spdist
 
@@ -107,7 +76,7 @@ def summary(result: dict[str, Any]) -> str:
     return f"{iterations} in {result['seconds']:.2f} s to {result['relative_residual']:.1e} |b|"
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

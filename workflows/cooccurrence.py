@@ -32,7 +32,7 @@ class Job(job_file.ProductJob):
     """What a job file says; `cooccurrence.yaml` explains the keys."""
 
     a: str
-    measure: str = "count"
+    measure: str = job_file.key(job_file.one_of("measure", "count", "pmi"), "count")
     threshold: float | None = None
     top_n: int | None = None
     triangle: str | None = None
@@ -40,50 +40,12 @@ class Job(job_file.ProductJob):
     steal: bool = False
 
 
-def measure_of(value: object) -> str:
-    """Accept the measures there are.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
-    if value not in ("count", "pmi"):
-        raise ValueError("is no measure; write count or pmi")
-    return str(value)
-
-
-READERS = {
-    "a": job_file.text_of,
-    "out": job_file.text_of,
-    "measure": measure_of,
-    "threshold": job_file.number,
-    "top_n": job_file.count,
-    "triangle": job_file.text_of,
-    "verify": job_file.flag,
-    "steal": job_file.flag,
-    **job_file.PRODUCT,
-}
-
-
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Count what occurs together.
-
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-    """
+    """Count what occurs together."""
     import spdist
 
-    options = {"measure": job.measure, "threshold": job.threshold, "top_n": job.top_n, "triangle": job.triangle}
-    options |= {"check": job.verify, "resume": job.resume, "steal": job.steal, "callbacks": log.callbacks()}
+    options = job.options("measure", "threshold", "top_n", "triangle", "resume", "steal")
+    options |= {"check": job.verify, "callbacks": log.callbacks()}
     return spdist.cooccurrence(job.a, job.out, **options, **job.where()).to_json()
 
 
@@ -92,7 +54,7 @@ def summary(result: dict[str, Any]) -> str:
     return jobs.product_summary(result, "pair")
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
+WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

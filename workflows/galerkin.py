@@ -30,35 +30,13 @@ class Job(job_file.ProductJob):
     steal: bool = False
 
 
-READERS = {
-    "a": job_file.text_of,
-    "p": job_file.text_of,
-    "r": job_file.text_of,
-    "out": job_file.text_of,
-    "steal": job_file.flag,
-    **job_file.PRODUCT,
-}
-
-
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Multiply the three.
-
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-    """
+    """Multiply the three."""
     import spdist
 
     with job_matrices.scratch(job.out, "r") as (place,):
         r = spdist.transpose(job.p, place) if job.r is None else spdist.open(job.r)
-        c = spdist.multi_matmul([r, job.a, job.p], job.out, resume=job.resume, steal=job.steal, **job.where())
+        c = spdist.multi_matmul([r, job.a, job.p], job.out, **job.options("resume", "steal"), **job.where())
     a = spdist.open(job.a)
     return {"rows": c.nrows, "nnz": c.nnz, "rows_of_a": a.nrows, "nnz_of_a": a.nnz}
 
@@ -72,7 +50,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a", "p", "r"), run, summary)
+WORKFLOW = jobs.Workflow(__doc__, Job, ("a", "p", "r"), run, summary)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,12 +21,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from job_file import DEFAULT_LIMIT, Job, JobError, read_mapping, split_setting
+from job_file import DEFAULT_LIMIT, Job, JobError, read_mapping, readers_of, required, split_setting
 from job_places import check_places, check_workers
 
 STOPPED = 75
@@ -39,49 +39,18 @@ TERMINAL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Workflow:
-    """One workflow.
+    """One workflow."""
 
-    Attributes
-    ----------
-    description : str
-        For ``--help``.
-    job : type
-        A subclass of `Job`; its fields are the keys.
-    readers : dict
-        A function for each key that checks and converts its value.
-    matrices : tuple of str
-        Keys that name matrices.
-    run : callable
-        Does the job; returns the result for the report.
-    summary : callable
-        Returns the result in a line.
-    files : tuple of str
-        Keys of matrices that may also name a file that is imported.
-    """
-
-    description: str
-    job: type[Job]
-    readers: dict[str, Callable[[Any], Any]]
-    matrices: tuple[str, ...]
-    run: Callable[[Any, Log], dict[str, Any]]
-    summary: Callable[[dict[str, Any]], str]
-    files: tuple[str, ...] = ()
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Keys without a default."""
-        return tuple(one.name for one in fields(self.job) if one.default is MISSING and one.name != "report")
+    description: str  # for ``--help``
+    job: type[Job]  # its fields are the keys
+    matrices: tuple[str, ...]  # keys that name matrices
+    run: Callable[[Any, Log], dict[str, Any]]  # does the job; returns the result for the report
+    summary: Callable[[dict[str, Any]], str]  # returns the result in a line
+    files: tuple[str, ...] = ()  # keys of matrices that may also name a file that is imported
 
 
 class ConvergenceError(Exception):
-    """The iterations that were allowed are done without convergence.
-
-    Parameters
-    ----------
-    message : str
-    result : dict
-        The result so far, for the report.
-    """
+    """The iterations that were allowed are done without convergence."""
 
     def __init__(self, message: str, result: dict[str, Any]) -> None:
         super().__init__(message)
@@ -93,61 +62,26 @@ class Stopped(KeyboardInterrupt):
 
 
 def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Job:
-    """Read a job file and check all of it.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    path : Path
-        The job file.
-    settings : sequence of str
-        ``key=value``, in place of the file's values.
-
-    Returns
-    -------
-    Job
-        Of the workflow's class.
-
-    Raises
-    ------
-    JobError
-        If a key, a value or a place is wrong.
-    """
+    """Read a job file and check all of it."""
     content = read_mapping(path) | dict(map(split_setting, settings))
+    readers = readers_of(workflow.job)
     for key in content:
-        if key not in workflow.readers:
-            raise JobError(f"unknown key {key!r}; the keys are {', '.join(workflow.readers)}")
-    for key in workflow.required:
+        if key not in readers:
+            raise JobError(f"unknown key {key!r}; the keys are {', '.join(readers)}")
+    for key in required(workflow.job):
         if content.get(key) is None:
             raise JobError(f"{key} is missing; add a line `{key}: PATH`")
-    given = {key: read_value(workflow, key, value) for key, value in content.items() if value is not None}
+    given = {key: read_value(readers[key], key, value) for key, value in content.items() if value is not None}
     job = workflow.job(**{"report": str(path.with_suffix(".report.json")), **given})
     check_workers(job)
     check_places(workflow.matrices, job, files=workflow.files)
     return job
 
 
-def read_value(workflow: Workflow, key: str, value: object) -> Any:
-    """Return a value in the type that its key asks for.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    key : str
-    value : object
-        As YAML has it.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    JobError
-        If the value is wrong.
-    """
+def read_value(reader: Callable[[Any], Any], key: str, value: object) -> Any:
+    """Return a value in the type that its key asks for."""
     try:
-        return workflow.readers[key](value)
+        return reader(value)
     except ValueError as error:
         raise JobError(f"{key}: {value!r} {error}") from None
 
@@ -187,14 +121,9 @@ def refuse(job: Path, problem: object) -> int:
 class Log:
     """Writes a line now and then with a run's progress.
 
-    Attributes
-    ----------
-    every : float
-        Least seconds between two lines.
-    latest : dict
-        Blocks, products and entries of C at the last progress report.
-    written : float
-        Seconds of `time.monotonic` at the last line.
+    `every`: least seconds between two lines.
+    `latest`: blocks, products and entries of C at the last progress report.
+    `written`: seconds of `time.monotonic` at the last line.
     """
 
     every: float = field(default_factory=lambda: TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS)
@@ -264,19 +193,7 @@ def in_finalizer(frame: FrameType | None) -> bool:
 
 
 def run_to_exit(workflow: Workflow, job: Job, log: Log) -> tuple[int, dict[str, Any]]:
-    """Do the job, whatever happens.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    job : Job
-    log : Log
-
-    Returns
-    -------
-    (int, dict)
-        The exit code, and the outcome for the report.
-    """
+    """Do the job, whatever happens."""
     stopped = {"state": "stopped", "error": "stopped by a signal before the end; run it again to go on"}
     try:
         result = workflow.run(job, log)
@@ -311,15 +228,7 @@ def was_stopped(error: BaseException | None) -> bool:
 
 
 def write_report(job: Job, content: dict[str, Any]) -> None:
-    """Write the report, whole or not at all.
-
-    Parameters
-    ----------
-    job : Job
-        Names the file.
-    content : dict
-        Written as JSON.
-    """
+    """Write the report, whole or not at all."""
     import spdist
 
     part = Path(f"{job.report}.part")
@@ -330,16 +239,8 @@ def write_report(job: Job, content: dict[str, Any]) -> None:
 def product_summary(result: dict[str, Any], what: str) -> str:
     """Return the report of a product in a line.
 
-    Parameters
-    ----------
-    result : dict
-        JSON form of a `spdist.Report`.
-    what : str
-        What an entry of C is.
-
-    Returns
-    -------
-    str
+    `result`: JSON form of a `spdist.Report`.
+    `what`: what an entry of C is.
     """
     checked = f"; verified: {result['verification']['reason']}" if result["verification"] else ""
     took = f"{counted(result['blocks'], 'block')}, {result['seconds']:.1f} s"
@@ -355,19 +256,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def arguments(workflow: Workflow, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    argv : sequence of str or None
-        None for the arguments of this process.
-
-    Returns
-    -------
-    Namespace
-        With `job` and `set`.
-    """
+    """Read the command line."""
     parser = Parser(description=workflow.description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=Path, metavar="JOB.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
@@ -375,19 +264,7 @@ def arguments(workflow: Workflow, argv: Sequence[str] | None) -> argparse.Namesp
 
 
 def main(workflow: Workflow, argv: Sequence[str] | None = None) -> int:
-    """Run a job file.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    argv : sequence of str, optional
-        By default the arguments of this process.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run a job file."""
     catch_signals()
     args = arguments(workflow, argv)
     try:
@@ -409,19 +286,7 @@ def limit_in_words(job: Job) -> str:
 
 
 def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
-    """Check the job file, run it, and write the report.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    args : Namespace
-        From `arguments`.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Check the job file, run it, and write the report."""
     begin = time.time()
     try:
         job = read_job(workflow, args.job, args.set)

@@ -8,24 +8,7 @@ from typing import Any
 
 
 def square(key: str, a: Any) -> Any:
-    """Return a stored matrix if it is square and not empty.
-
-    Parameters
-    ----------
-    key : str
-        The job's key that names the matrix.
-    a : StoredMatrix
-
-    Returns
-    -------
-    StoredMatrix
-        The matrix `a`.
-
-    Raises
-    ------
-    MatrixError
-        If it is not square, or empty.
-    """
+    """Return a stored matrix if it is square and not empty."""
     import spdist
 
     if a.nrows != a.ncols or not a.nrows:
@@ -40,16 +23,7 @@ def square(key: str, a: Any) -> Any:
 def scratch(out: str, *names: str) -> Iterator[list[str]]:
     """Give places beside `out` for a job's own matrices, and remove these matrices in the end.
 
-    Parameters
-    ----------
-    out : str
-    *names : str
-        A place is ``out.name``.
-
-    Yields
-    ------
-    list of str
-        The places.
+    `names`: A place is ``out.name``.
     """
     places = [f"{out}.{name}" for name in names]
     remove(places)

@@ -14,10 +14,7 @@ from job_file import Job, JobError, WholeJob, local, scheduler_address
 def check_workers(job: Job) -> None:
     """Refuse a job that says twice where its workers are.
 
-    Raises
-    ------
-    JobError
-        If more than one of workers, scheduler and scheduler_file is given.
+    Raises `JobError` if more than one of workers, scheduler and scheduler_file is given.
     """
     named = [key for key in ("workers", "scheduler", "scheduler_file") if getattr(job, key) is not None]
     if len(named) > 1:
@@ -28,18 +25,8 @@ def check_workers(job: Job) -> None:
 def check_places(matrices: Sequence[str], job: Job, *, files: Sequence[str] = ()) -> None:
     """Refuse a place that the job could not read or write.
 
-    Parameters
-    ----------
-    matrices : sequence of str
-        Keys that name matrices.
-    job : Job
-    files : sequence of str
-        Keys of matrices that may also name a local file.
-
-    Raises
-    ------
-    JobError
-        If a place is wrong.
+    `matrices`: keys that name matrices.
+    `files`: keys of matrices that may also name a local file.
     """
     for key in matrices:
         place = getattr(job, key)
@@ -55,13 +42,7 @@ def check_places(matrices: Sequence[str], job: Job, *, files: Sequence[str] = ()
 
 
 def check_report(job: Job) -> None:
-    """Refuse a report in place of anything but an earlier report: the job file, say, or a vector that it names.
-
-    Raises
-    ------
-    JobError
-        If the report cannot go there.
-    """
+    """Refuse a report in place of anything but an earlier report: the job file, say, or a vector that it names."""
     check_folder("report", job.report)
     path = Path(job.report)
     if path.is_dir():
@@ -83,13 +64,7 @@ def earlier_report(path: Path) -> dict[str, Any]:
 
 
 def check_out(job: Job) -> None:
-    """Refuse to continue the result at `out` against `resume`, or to replace a result that is not this job's.
-
-    Raises
-    ------
-    JobError
-        If the result may not go there.
-    """
+    """Refuse to continue the result at `out` against `resume`, or to replace a result that is not this job's."""
     if (out := local(job.out)) is not None and out.exists() and not job.resume:
         raise JobError(f"out: {job.out!r} exists; remove it, choose another name, or set resume: true to continue it")
     import spdist
@@ -105,10 +80,7 @@ def check_out(job: Job) -> None:
 def is_there(place: str) -> bool:
     """Whether there is anything at a place.
 
-    Raises
-    ------
-    JobError
-        If the address cannot be opened.
+    Raises `JobError` if the address cannot be opened.
     """
     import fsspec
 
@@ -122,16 +94,7 @@ def is_there(place: str) -> bool:
 def check_matrix(key: str, place: str) -> None:
     """Refuse a place where no matrix is.
 
-    Parameters
-    ----------
-    key : str
-        The job's key that names the place.
-    place : str
-
-    Raises
-    ------
-    JobError
-        If there is no matrix, or it cannot be opened.
+    Raises `JobError` if there is no matrix, or it cannot be opened.
     """
     import spdist
 
@@ -155,19 +118,7 @@ def is_file(place: str) -> bool:
 
 
 def check_folder(key: str, place: str) -> None:
-    """Refuse a place whose folder is missing or may not be written to.
-
-    Parameters
-    ----------
-    key : str
-        The job's key that names the place.
-    place : str
-
-    Raises
-    ------
-    JobError
-        If the folder does not serve.
-    """
+    """Refuse a place whose folder is missing or may not be written to."""
     parent = Path(place).absolute().parent
     if not parent.is_dir():
         raise JobError(f"{key}: {place!r}: {parent} is not a folder; create it or choose another place")

@@ -27,81 +27,39 @@ import job as jobs
 import job_file
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job(job_file.WholeProductJob):
-    """What a job file says; `markov_clustering.yaml` explains the keys."""
-
-    a: str
-    read: dict[str, Any] | None = None
-    inflation: float = 2.0
-    pre_inflation: float | None = None
-    prune: int = 10_000
-    select: int = 1_100
-    recover: int = 1_400
-    recover_percent: float = 90.0
-    steps: int = 10_000
-    labels: str | None = None
-    steal: bool = False
-
-
 def power(value: object) -> float:
-    """Accept a number above 1.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept a number above 1."""
     if job_file.number(value) <= 1:
         raise ValueError("is no power that sharpens; write a number above 1, for instance 2")
     return float(value)
 
 
 def count_or_none(value: object) -> int:
-    """Accept a whole number from 0 up.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept a whole number from 0 up."""
     return 0 if value == 0 and not isinstance(value, bool) else job_file.count(value)
 
 
-READERS = {
-    "a": job_file.text_of,
-    "read": job_file.reading,
-    "inflation": power,
-    "pre_inflation": job_file.number,
-    "prune": count_or_none,
-    "select": count_or_none,
-    "recover": count_or_none,
-    "recover_percent": job_file.number,
-    "steps": job_file.count,
-    "labels": job_file.text_of,
-    "steal": job_file.flag,
-    **job_file.WHOLE_PRODUCT,
-}
+@dataclass(frozen=True, kw_only=True)
+class Job(job_file.WholeProductJob):
+    """What a job file says; `markov_clustering.yaml` explains the keys."""
+
+    a: str
+    read: dict[str, Any] | None = None
+    inflation: float = job_file.key(power, 2.0)
+    pre_inflation: float | None = None
+    prune: int = job_file.key(count_or_none, 10_000)
+    select: int = job_file.key(count_or_none, 1_100)
+    recover: int = job_file.key(count_or_none, 1_400)
+    recover_percent: float = 90.0
+    steps: int = 10_000
+    labels: str | None = None
+    steal: bool = False
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Expand, inflate and prune until nothing changes; write the clusters.
 
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-
-    Raises
-    ------
-    ConvergenceError
-        If walks still change after the last step.
+    Raises `ConvergenceError` if walks still change after the last step.
     """
     import spdist
 
@@ -110,8 +68,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
         jobs.say(f"step {step}: {jobs.counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.1e}")
 
     names = ("inflation", "pre_inflation", "prune", "select", "recover", "recover_percent", "labels", "resume", "steal")
-    options = {name: getattr(job, name) for name in names} | {"maxiter": job.steps, "overwrite": True}
-    options |= {"on_step": on_step, "callbacks": log.callbacks(), **(job.read or {})}
+    options = job.options(*names) | (job.read or {}) | {"maxiter": job.steps, "overwrite": True}
+    options |= {"on_step": on_step, "callbacks": log.callbacks()}
     facts = spdist.markov_clustering(job.a, job.out, **options, **job.where()).summary()
     if not facts["converged"]:
         raise jobs.ConvergenceError(
@@ -128,7 +86,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
+WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,36 +29,16 @@ class Job(vectors.Job):
 
     a: str
     read: dict[str, Any] | None = None
-    damping: float = 0.85
-    tolerance: float = 1e-10
+    damping: float = job_file.key(vectors.fraction, 0.85)
+    tolerance: float = job_file.key(vectors.fraction, 1e-10)
     maxiter: int | None = 1000
     top: int = 10
-
-
-READERS = {
-    "a": job_file.text_of, "read": job_file.reading, "damping": vectors.fraction, "tolerance": vectors.fraction,
-    "top": job_file.count, **vectors.READERS,
-}  # fmt: skip
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Rank the nodes, and write the ranks.
 
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-
-    Raises
-    ------
-    MatrixError
-        If a weight is negative, infinite or not a number.
+    Raises `MatrixError` if a weight is negative, infinite or not a number.
     """
     import spdist
 
@@ -66,8 +46,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     links = job.a if is_file else vectors.square_matrix("a", job)
     if not is_file and not (np.isfinite(links.data) & (links.data >= 0)).all():
         raise spdist.MatrixError(f"a: {job.a!r} has weights that are negative, infinite or no numbers; links have none")
-    options: dict[str, Any] = {"damping": job.damping, "tolerance": job.tolerance, "maxiter": job.maxiter}
-    options |= job.read or {}
+    options = job.options("damping", "tolerance", "maxiter") | (job.read or {})
     found = spdist.pagerank(links, **options, **(job.workers_asked_for() or {}))
     facts = vectors.finish(job, found, "the last change")
     best = np.argsort(-found.x, kind="stable")[: job.top]
@@ -85,7 +64,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
+WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
