@@ -1,9 +1,9 @@
 """The keywords of the public calls, and the frozen values that they become.
 
 An option is declared once, as a field of a value: its default, and how the command line shows it (`option`). Its line
-in a ``TypedDict`` (PEP 692) says which calls take it: `lists` puts it into their signatures, `spdist.cli.options` into
-their commands. The first statement of a call turns keywords into values by `options_of`; functions below the API pass
-the values on whole.
+in a ``TypedDict`` (PEP 692) says which calls take it: `lists_keywords` puts it into their signatures,
+`spdist.cli.options` into their commands. The first statement of a call turns keywords into values by `options_of`;
+functions below the API pass the values on whole.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ def _resolved(annotation: Any, keywords: type) -> Any:
     return vars(sys.modules[keywords.__module__]).get(annotation, annotation)
 
 
-def lists(keywords: type) -> Callable[[Function], Function]:
+def lists_keywords(keywords: type) -> Callable[[Function], Function]:
     """Decorate a function of ``**keywords`` so that `inspect.signature` and `help` list each keyword.
 
     `keywords`: the ``TypedDict`` that the function unpacks.
@@ -424,7 +424,7 @@ def lists(keywords: type) -> Callable[[Function], Function]:
 
     Examples
     --------
-    >>> @lists(TargetKeywords)
+    >>> @lists_keywords(TargetKeywords)
     ... def store(url, **keywords): ...
     >>> print(inspect.signature(store))
     (url, *, resume: 'bool' = False, overwrite: 'bool' = False, steal: 'bool' = False, names: 'bool' = True)
@@ -486,7 +486,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
 
     Examples
     --------
-    >>> @lists(TargetKeywords)
+    >>> @lists_keywords(TargetKeywords)
     ... def store(url, **keywords):
     ...     return options_of(store, keywords, OutputOptions)
     >>> store("C.zarr", resume=True)

@@ -21,7 +21,7 @@ from spdist.options import (
     ProductOptions,
     ReduceKeywords,
     VerifyKeywords,
-    lists,
+    lists_keywords,
     options_of,
     select,
 )
@@ -98,7 +98,7 @@ def save(
     return saving.save(url, matrix, row_names=row_names, column_names=column_names, overwrite=overwrite, steal=steal)
 
 
-@lists(PlanKeywords)
+@lists_keywords(PlanKeywords)
 def plan(a: MatrixLike, b: MatrixLike, **keywords: Unpack[PlanKeywords]) -> Plan:
     """Plan ``A @ B``: how it is cut, what each worker takes, what it should cost. Runs nothing.
 
@@ -137,7 +137,7 @@ def plan(a: MatrixLike, b: MatrixLike, **keywords: Unpack[PlanKeywords]) -> Plan
     return planning.plan(a, b, product, execution)
 
 
-@lists(MatmulKeywords)
+@lists_keywords(MatmulKeywords)
 def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[MatmulKeywords]) -> Any:
     """Multiply two sparse matrices in memory, or two stored ones whose product is stored at `out`.
 
@@ -191,7 +191,7 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
     return dispatch.matmul((a, b), out, product, execution, output)
 
 
-@lists(MultiplyKeywords)
+@lists_keywords(MultiplyKeywords)
 def multiply(
     a: MatrixLike,
     b: MatrixLike,
@@ -297,7 +297,7 @@ def multiply(
         return jobs.multiply((a, b), c, product, execution, output, calls)
 
 
-@lists(ReduceKeywords)
+@lists_keywords(ReduceKeywords)
 def reduce(
     a: Any,
     b: Any,
@@ -450,7 +450,7 @@ def status(target: str | Path) -> dict[str, Any]:
     return status_of(target)
 
 
-@lists(VerifyKeywords)
+@lists_keywords(VerifyKeywords)
 def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **keywords: Unpack[VerifyKeywords]) -> Verification:
     """Verify out of core that C is ``A @ B``, or ``A @ B`` changed by options.
 

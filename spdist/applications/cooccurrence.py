@@ -14,13 +14,13 @@ from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.semirings import Semiring
-from spdist.options import ApplicationKeywords, ExecutionOptions, lists, options_of
+from spdist.options import ApplicationKeywords, ExecutionOptions, lists_keywords, options_of
 from spdist.storage.foreign import versions
 
 MEASURES = ("count", "pmi")
 
 
-@lists(ApplicationKeywords)
+@lists_keywords(ApplicationKeywords)
 @versions.watched()
 def cooccurrence(
     a: Any,

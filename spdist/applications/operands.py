@@ -25,6 +25,9 @@ from spdist.storage.writer import MatrixWriter
 PART_ENTRIES = 1 << 20
 """Entries of a stored matrix that are read at a time."""
 
+WEIGHTS = "finite weights of 0 and more"
+"""Values that graphs may have, for messages."""
+
 
 def opened(matrix: Any, what: str) -> Any:
     """Return a matrix as SciPy's `csr_array` if it is in memory, opened and known to be sound if it is stored.

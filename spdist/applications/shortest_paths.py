@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from spdist.api import products as api
 from spdist.applications.files import beside, imported
 from spdist.applications.operands import check_square, check_values, copy_of, mode_of, opened, parts, place_of_result
-from spdist.applications.steps import OnStep, Steps, held, ignore_step, kept_workers
+from spdist.applications.steps import OnStep, StoredIteration, held, ignore_step, kept_workers
 from spdist.errors import InputError
 from spdist.foundation.units import check_count, counted
 from spdist.jobs.report import Callbacks
@@ -22,7 +22,7 @@ from spdist.options import (
     EngineKeywords,
     ExecutionOptions,
     TaskKeywords,
-    lists,
+    lists_keywords,
     options_of,
     select,
 )
@@ -34,7 +34,7 @@ ROUNDINGS = 1000
 """Number of roundings by which a path may become shorter without counting as changed."""
 
 
-@lists(TaskKeywords)
+@lists_keywords(TaskKeywords)
 @versions.watched()
 def shortest_paths(
     graph: Any,
@@ -114,7 +114,7 @@ def shortest_paths(
             found = _in_memory(matrix, first, hops, on_step, keywords)
             return found if out is None else api.save(place, found, **mode_of(keywords))
         identity = f"shortest_paths {matrix.fingerprint()} {first} {hops}"
-        steps, resume = Steps(place, identity), keywords.get("resume", False)
+        steps, resume = StoredIteration(place, identity), keywords.get("resume", False)
         with held(steps, keywords) as is_finished:
             if not is_finished:
                 with kept_workers(keywords) as where:
@@ -188,7 +188,7 @@ def _stored(
     matrix: StoredMatrix,
     sources: Sequence[int] | None,
     hops: int | None,
-    steps: Steps,
+    steps: StoredIteration,
     resume: bool,
     on_step: OnStep,
     options: dict[str, Any],

@@ -14,13 +14,13 @@ from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
-from spdist.options import ExecutionOptions, TaskKeywords, lists, options_of
+from spdist.options import ExecutionOptions, TaskKeywords, lists_keywords, options_of
 from spdist.storage.foreign import versions
 
 METRICS = ("cosine", "inner_product")
 
 
-@lists(TaskKeywords)
+@lists_keywords(TaskKeywords)
 @versions.watched()
 def similarity(
     a: Any,

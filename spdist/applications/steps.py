@@ -31,7 +31,7 @@ def ignore_step(step: int, facts: dict[str, Any]) -> None:
 
 
 @contextmanager
-def held(steps: Steps, keywords: ApplicationKeywords) -> Iterator[bool]:
+def held(steps: StoredIteration, keywords: ApplicationKeywords) -> Iterator[bool]:
     """Hold the place of an iteration's result; yield whether the result that is to be resumed is there already.
 
     Refuses a place that may not be written.
@@ -79,11 +79,11 @@ def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
 
 
 @dataclass(frozen=True)
-class Steps:
+class StoredIteration:
     """The matrices of the steps of an iteration, so that one that was stopped goes on where it was."""
 
     target: str  # the result, normalised; the matrices lie beside it
-    identity: str  # what the iteration depends on. Steps of another iteration are removed.
+    identity: str  # what the iteration depends on. StoredIteration of another iteration are removed.
 
     def place(self, step: int, suffix: str = "") -> str:
         """Return where the matrix of a step lies; of the first, 0, what the iteration begins with."""

@@ -15,7 +15,7 @@ from spdist.applications.files import imported, in_folder
 from spdist.applications.operands import check_square, opened, parts
 from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array
-from spdist.options import CountKeywords, ExecutionOptions, WhereKeywords, lists, options_of, select
+from spdist.options import CountKeywords, ExecutionOptions, WhereKeywords, lists_keywords, options_of, select
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.foreign import versions
@@ -38,7 +38,7 @@ class TriangleCount:
     edges: int
 
 
-@lists(CountKeywords)
+@lists_keywords(CountKeywords)
 @versions.watched()
 def triangles(
     graph: Any,

@@ -168,7 +168,7 @@ def _shortest_paths(args: argparse.Namespace) -> int:
 
 
 def _markov_clustering(args: argparse.Namespace) -> int:
-    from spdist.applications.markov_clustering import markov_clustering
+    from spdist.applications.markov_clustering.markov_clustering import markov_clustering
     from spdist.cli import console
 
     if args.threads is not None:

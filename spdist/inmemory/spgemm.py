@@ -22,10 +22,10 @@ from spdist.matrices.checks import check_mask_shape, check_product_shapes
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.other_objects import refuse_other_objects
 from spdist.matrices.vbr import VBR
-from spdist.options import InMemoryOptions, ProductOptions, SpgemmKeywords, lists, options_of
+from spdist.options import InMemoryOptions, ProductOptions, SpgemmKeywords, lists_keywords, options_of
 
 
-@lists(SpgemmKeywords)
+@lists_keywords(SpgemmKeywords)
 def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywords]) -> Any:
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out; tensors in, tensors out.
 
