@@ -412,7 +412,7 @@ Three = TypeVar("Three")
 
 
 def _resolved(annotation: Any, keywords: type) -> Any:
-    """Return the type that an annotation names in the module of the keywords, or the annotation if it names none."""
+    """Return the type that an annotation names in the module of the keywords; other annotations stay text."""
     return vars(sys.modules[keywords.__module__]).get(annotation, annotation)
 
 
@@ -420,7 +420,7 @@ def lists_keywords(keywords: type) -> Callable[[Function], Function]:
     """Decorate a function of ``**keywords`` so that `inspect.signature` and `help` list each keyword.
 
     `keywords`: the ``TypedDict`` that the function unpacks.
-    Returns A decorator that sets the function's ``__signature__``.
+    Returns a decorator that sets the function's ``__signature__``.
 
     Examples
     --------
@@ -451,8 +451,6 @@ def lists_keywords(keywords: type) -> Callable[[Function], Function]:
 def select(keywords: Mapping[str, object], kind: type[One]) -> One:
     """Return the keywords that a ``TypedDict`` names.
 
-    `keywords`: keywords of a call.
-    `kind`: A ``TypedDict``.
     Returns the keywords that `kind` declares; other keywords are left out.
 
     Examples
@@ -480,8 +478,6 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
 
     `function`: the function that was called; its signature says which keywords there are.
     `keywords`: the keywords of the call.
-    `*kinds`: dataclasses.
-    Returns A value of each dataclass.
     Raises `TypeError` if the function has no such keyword; names the nearest one.
 
     Examples

@@ -1,12 +1,12 @@
-"""What occurs together: columns of an incidence matrix that share rows, counted or by pointwise mutual information.
+"""Co-occurrence: columns of an incidence matrix that share rows, counted or by pointwise mutual information.
 
 ::
 
     python workflows/cooccurrence.py JOB.yaml [--set key=value ...]
 
 A has a row for each text, basket or gene, and an entry where it holds an item. C is A.T A over plus_pair: the rows that
-items i and j share. With ``measure: pmi`` it is log(shared * rows / (rows of i * rows of j)) [1]_, of which a
-`threshold` of 0 keeps what occurs together more often than by chance. An item is not counted with itself.
+items i and j share. With ``measure: pmi`` it is log(shared * rows / (rows of i * rows of j)) [1]_; a `threshold`
+of 0 then keeps pairs that occur together more often than by chance. An item is not counted with itself.
 `spdist.cooccurrence` does the work.
 workflows/cooccurrence.yaml explains the keys.
 

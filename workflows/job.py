@@ -1,6 +1,6 @@
-"""What every workflow shares: a job file that is checked whole, lines for a log, signals, exit codes, a report.
+"""Parts that workflows share: a job file that is checked whole, lines for a log, signals, exit codes, a report.
 
-A workflow is a `Workflow`: its keys, what it looks at before it starts, and what it does. `main` runs its job files::
+A workflow is a `Workflow`: its keys, its checks, and what it does. `main` runs its job files::
 
     python workflows/NAME.py JOB.yaml [--set key=value ...]
 
@@ -50,7 +50,7 @@ class Workflow:
 
 
 class ConvergenceError(Exception):
-    """The iterations that were allowed are done without convergence."""
+    """The iterations ended without convergence."""
 
     def __init__(self, message: str, result: dict[str, Any]) -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ def one_line(text: str) -> str:
 
 
 def refuse(job: Path, problem: object) -> int:
-    """Say what is wrong with a job; return the exit code."""
+    """Print the problem of a job; return the exit code."""
     print(one_line(f"{job}: {problem}"), file=sys.stderr)
     return 2
 
@@ -145,7 +145,7 @@ class Log:
         )
 
     def progress(self, now: Any) -> None:
-        """Take note of a run's progress."""
+        """Store a run's progress, and write a line now and then."""
         self.latest = asdict(now)
         self.tell(
             f"{now.blocks:,} of {counted(now.blocks_total, 'block')}, "
@@ -193,7 +193,7 @@ def in_finalizer(frame: FrameType | None) -> bool:
 
 
 def run_to_exit(workflow: Workflow, job: Job, log: Log) -> tuple[int, dict[str, Any]]:
-    """Do the job, whatever happens."""
+    """Run the job; return the exit code and the outcome for the report, also after an error."""
     stopped = {"state": "stopped", "error": "stopped by a signal before the end; run it again to go on"}
     try:
         result = workflow.run(job, log)
@@ -221,7 +221,7 @@ def failed(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def was_stopped(error: BaseException | None) -> bool:
-    """Whether an error came up while a stopped run was cleaning up: the scheduler may be gone before it."""
+    """Whether an error was raised while a stopped run cleaned up: its scheduler may end first."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
@@ -248,7 +248,7 @@ def product_summary(result: dict[str, Any], what: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2."""

@@ -1,4 +1,4 @@
-"""What a job file says: the keys that every job has, YAML that refuses what is ambiguous, values in the right types."""
+"""Job files: the keys that every job has, YAML without ambiguities, values in the right types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONGEST_NAME = 255
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would silently take the last, and aliases, which can explode."""
+    """Refuses repeated keys, where YAML would silently take the last, and aliases, which can explode."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -68,7 +68,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise JobError(f"cannot be read: {error.strerror}; name a job file, a copy of one in workflows") from None
     except JobError:
         raise
-    except Exception as error:  # of a text, a date or a nesting that cannot be
+    except Exception as error:  # a text, a date or a nesting that YAML cannot read
         raise JobError(f"is not YAML: {' '.join(str(error).split())}; correct that line") from None
     if not isinstance(content, dict):
         raise JobError(f"holds {type(content).__name__} where `key: value` lines belong; see those in workflows")
@@ -193,7 +193,7 @@ def key(reader: Callable[[Any], Any], default: Any = MISSING) -> Any:
 
 
 def readers_of(job: type[Job]) -> dict[str, Callable[[Any], Any]]:
-    """Return what checks and converts the value of each key: required keys first, then those of the class itself."""
+    """Return the reader of each key: required keys first, then keys that the class itself declares."""
     order = [name for kind in job.__mro__ for name in vars(kind).get("__annotations__", ())]
     keys = sorted(fields(job), key=lambda one: (one.name not in required(job), order.index(one.name)))
     return {one.name: one.metadata.get("reader") or READERS[str(one.type)] for one in keys}

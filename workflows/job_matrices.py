@@ -1,4 +1,4 @@
-"""Matrices of jobs: which are refused, and those that a job writes next to its result on the way."""
+"""Matrices of jobs: checks, and intermediate matrices beside the result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def square(key: str, a: Any) -> Any:
 
 @contextmanager
 def scratch(out: str, *names: str) -> Iterator[list[str]]:
-    """Give places beside `out` for a job's own matrices, and remove these matrices in the end.
+    """Yield paths beside `out` for a job's own matrices, and remove these at the end.
 
-    `names`: A place is ``out.name``.
+    `names`: a path is ``out.name``.
     """
     places = [f"{out}.{name}" for name in names]
     remove(places)

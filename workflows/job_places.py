@@ -1,4 +1,4 @@
-"""Checks of every place that a job reads or writes, made before it does."""
+"""Checks of all paths that a job reads or writes, before it starts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from job_file import Job, JobError, WholeJob, local, scheduler_address
 
 
 def check_workers(job: Job) -> None:
-    """Refuse a job that says twice where its workers are.
-
-    Raises `JobError` if more than one of workers, scheduler and scheduler_file is given.
-    """
+    """Raise `JobError` if more than one of workers, scheduler and scheduler_file is given."""
     named = [key for key in ("workers", "scheduler", "scheduler_file") if getattr(job, key) is not None]
     if len(named) > 1:
         values = " and ".join(f"{key}: {getattr(job, key)!r}" for key in named)
@@ -23,7 +20,7 @@ def check_workers(job: Job) -> None:
 
 
 def check_places(matrices: Sequence[str], job: Job, *, files: Sequence[str] = ()) -> None:
-    """Refuse a place that the job could not read or write.
+    """Raise `JobError` if the job cannot read or write a path.
 
     `matrices`: keys that name matrices.
     `files`: keys of matrices that may also name a local file.
@@ -54,7 +51,7 @@ def check_report(job: Job) -> None:
 
 
 def earlier_report(path: Path) -> dict[str, Any]:
-    """Return the report that an earlier run left; empty if there is none."""
+    """Return the report of an earlier run; empty if there is no report."""
     try:
         content = json.loads(path.read_text()) if path.is_file() else None
     except (OSError, ValueError):

@@ -6,9 +6,9 @@
 
 Rows of M hold where a walk from each vertex goes. M <- M M (expansion) is never whole: each row is cut as soon as it is
 made, to values from 1 / `prune` up and the `select` largest, then raised to the power `inflation` and scaled to sum 1.
-Where nothing changes any more, vertices whose walks end at the same place are a cluster. The rules are those of the
-program mcl. Walks that memory does not hold are stored beside `out`, and a job that was stopped goes on with the step
-it was at. The result is a text file with the vertices of each cluster a line. `spdist.markov_clustering` does the work.
+Where nothing changes any more, vertices whose walks end at the same place are a cluster. The rules are the same
+as in the program mcl. Walks larger than memory are stored beside `out`, and a stopped job continues from its last
+step. The result is a text file with the vertices of each cluster a line. `spdist.markov_clustering` does the work.
 workflows/markov_clustering.yaml explains the keys.
 
 References

@@ -1,4 +1,4 @@
-"""Lengths of shortest paths: of at most some hops from some vertices, or between all pairs.
+"""Lengths of shortest paths: from some vertices or between all pairs, optionally limited in hops.
 
 ::
 

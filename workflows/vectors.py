@@ -1,4 +1,4 @@
-"""What the jobs around products with vectors share: a matrix in memory, where it is multiplied, vectors as .npy."""
+"""Parts that the jobs around products with vectors share: matrices in memory, workers, vectors as .npy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dask.utils import parse_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Job(job_file.WholeJob):
-    """The keys that these jobs have besides those of every job."""
+    """The keys of these jobs."""
 
     maxiter: int | None = None
     on_gpu: bool = False

@@ -43,7 +43,7 @@ class ElementwiseKeywords(TypedDict, total=False):
 def ewise_add(
     a: Any, b: Any, out: str | Path, *, semiring: str | Semiring = "plus_times", **keywords: Unpack[ElementwiseKeywords]
 ) -> StoredMatrix:
-    """Add two stored matrices, each of which may be larger than memory; the result has an entry where either has one.
+    """Add two stored matrices, larger than memory or not; the result has an entry where either has one.
 
     Parameters
     ----------

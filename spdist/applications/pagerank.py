@@ -84,7 +84,7 @@ def pagerank(
         names = None
         if isinstance(graph, str | Path | StoredMatrix):
             stored = open_operand(graph)
-            if stored.blocksize is None:  # what is wrong is named by its place in the file
+            if stored.blocksize is None:  # errors name the line of the file
                 check_square(stored)
                 check_values(stored, lambda x: np.isfinite(x) & (x >= 0), WEIGHTS)
             graph, names = to_scipy(stored), stored.row_names

@@ -1,4 +1,4 @@
-"""Lengths of shortest paths: of at most some hops from some vertices, or between all pairs."""
+"""Lengths of shortest paths: from some vertices or between all pairs, optionally limited in hops."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def shortest_paths(
 
 
 def _rows_of(sources: Sequence[int | str], matrix: Any) -> list[int]:
-    """Return the rows of some vertices, which are given by number or by name.
+    """Return the rows of vertices given by number or by name.
 
-    Raises `InputError` if one is no vertex.
+    Raises `InputError` if one is not a vertex.
     """
     n = matrix.shape[0]
     if isinstance(sources, str) or not len(sources) or not all(isinstance(x, int | np.integer | str) for x in sources):
@@ -160,7 +160,7 @@ def _row_of(source: int | str, rows: dict[str, list[int]], has_numbers: bool, n:
 
 
 def _schedule(sources: Sequence[int] | None, hops: int | None) -> Iterator[tuple[int, bool]]:
-    """Yield of each step the hops after it, and whether D is multiplied with itself, not with the edges."""
+    """Yield for each step the hops after it, and whether it multiplies D by itself instead of by the edges."""
     done = 1 if sources is None else 0
     while hops is None or done < hops:
         doubles = sources is None and (hops is None or 2 * done <= hops)
@@ -193,9 +193,9 @@ def _stored(
     on_step: OnStep,
     options: dict[str, Any],
 ) -> int:
-    """Take the steps that are missing; return the number of the one whose matrix is D.
+    """Take the missing steps; return the number of the step whose matrix is D.
 
-    The edges, with loops, are the matrix of step 0; from sources the first D is that of step 1.
+    The matrix of step 0 is the edges, with loops. With sources, step 1 has the first D.
     """
 
     def write(place: str, facts: dict[str, str]) -> None:
@@ -217,7 +217,7 @@ def _stored(
             api.multiply(before, right, after, semiring="min_plus", resume=True, **options)
             on_step(step - first, {"hops": done, "pairs": open_matrix(after).nnz})
             last = step
-        earlier = steps.matrix(step - 1)  # gone if the run that took this step went on
+        earlier = steps.matrix(step - 1)  # removed if the run that took this step went on
         if earlier is not None and _are_same(earlier, open_matrix(after)):
             break
         steps.remove(keep=(0, step))
@@ -241,7 +241,7 @@ def _first_rows(n: int, sources: Sequence[int], dtype: np.dtype[Any]) -> Any:
 
 
 def _are_same(p: Any, q: Any) -> bool:
-    """Whether two matrices are equal but for rounding errors, which may shorten a path for many steps.
+    """Whether two matrices are equal up to rounding errors, which may shorten a path for many steps.
 
     `p, q`: of one shape; paths in `q` are no longer than in `p`.
     """

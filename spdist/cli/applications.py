@@ -1,4 +1,4 @@
-"""Commands of what products are for: neighbours, co-occurrence, triangles, paths, clusters, ranks."""
+"""Commands of applications: neighbours, co-occurrence, triangles, paths, clusters, ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from spdist.foundation.units import counted
 from spdist.options import ApplicationKeywords, CountKeywords, FileKeywords, TaskKeywords, WhereKeywords, WorkerKeywords
 
 WALKS = {"host": "in memory", "gpu": "on the GPU", "storage": "in storage"}
-"""Where walks of Markov clustering were, in words."""
+"""Names of the memory that held the walks of Markov clustering."""
 SCHEMES = {
     1: (3_000, 400, 500), 2: (4_000, 500, 600), 3: (5_000, 600, 700), 4: (6_000, 700, 800),
     5: (7_000, 800, 900), 6: (10_000, 1_100, 1_400), 7: (10_000, 1_200, 1_600),
 }  # fmt: skip
-"""Prune, select and recover numbers of mcl's schemes."""
+"""Values of `prune`, `select` and `recover` in each scheme of mcl."""
 
 
 def add_application_verbs(verbs: Verbs) -> None:
@@ -221,7 +221,7 @@ def _pagerank(args: argparse.Namespace) -> int:
             if found.names is None:
                 raise InputError(f"--labels: vertices of {args.graph} have no names; number i of RANKS is of vertex i")
             labels.write_bytes(text_of(found.names.tolist(), args.graph))
-        with place.open("wb") as ranks:  # of a name np.save would add .npy to
+        with place.open("wb") as ranks:  # np.save would add .npy to a name
             np.save(ranks, found.x)
     args.made = args.ranks
     facts = {name: getattr(found, name) for name in ("iterations", "residual", "converged", "seconds")}

@@ -17,13 +17,13 @@ TARGET = "where the matrix goes, in Zarr, path or URL"
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviated options, which would change their meaning when others come; names the nearest one."""
+    """Refuse abbreviated options, which could change their meaning with new options; suggest the nearest one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options | {"allow_abbrev": False})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse options that there are not, as the command that they were given to."""
+        """Refuse unknown options in the name of the command that got them."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             words = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -176,7 +176,7 @@ def add_bins(sub: argparse.ArgumentParser) -> None:
 
 
 def add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
-    """Add the options of ``generate``; those of the kinds only if that verb was chosen."""
+    """Add the options of ``generate``; options of the kinds only if that verb was chosen."""
     kinds = "one of those below" if chosen else "spdist generate --help lists them"
     sub.add_argument("kind", metavar="KIND", help=f"kind of the matrix, {kinds}")
     sub.add_argument("target", metavar="TARGET", help=TARGET)

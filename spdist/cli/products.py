@@ -22,7 +22,7 @@ from spdist.options import (
 )
 
 REDUCTIONS = "sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
-"""What a product is reduced to."""
+"""Reductions of a product."""
 VECTORS = ("row_sums", "column_sums", "row_nnz")
 """Reductions to a value for each row or column of C."""
 
@@ -129,7 +129,7 @@ def _reduce(args: argparse.Namespace) -> int:
         keywords = given(args, ReduceKeywords) | {"bins": args.bins, "callbacks": shown.callbacks}
         found = api.reduce(args.a, args.b, args.what, **keywords)
         if place is not None:
-            with place.open("wb") as file:  # of a name np.save would add .npy to
+            with place.open("wb") as file:  # np.save would add .npy to a name
                 np.save(file, found)
     one = "value" if args.what in VECTORS else "bin"
     value = found.tolist() if np.ndim(found) == 0 or args.json else counted(len(found), one)

@@ -1,4 +1,4 @@
-"""What the commands share: how they are added, their JSON, where results go."""
+"""Parts that commands share: adding them, their JSON, results on standard output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def goes_to_standard_output(args: argparse.Namespace, target: str, *, option: st
 
     `target`: where the result goes.
     `option`: what names the target, for messages.
-    Raises `InputError` if ``--json`` wants standard output too, or ``--resume`` a place beside the result.
+    Raises `InputError` if ``--json`` needs standard output too, or ``--resume`` needs a folder beside the result.
     """
     if target != STANDARD_OUTPUT:
         return False
@@ -57,7 +57,7 @@ def goes_to_standard_output(args: argparse.Namespace, target: str, *, option: st
 
 
 def print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
-    """Print a JSON object if ``--json`` was given; return the exit code of a command that is done."""
+    """Print a JSON object if ``--json`` was given; return exit code 0."""
     if args.json:
         print(json.dumps(without_secrets(content), default=str))  # complex numbers become text
     return 0

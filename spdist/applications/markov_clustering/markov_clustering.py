@@ -69,7 +69,7 @@ def markov_clustering(
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security, steal, names
         As in `multiply`. Walks stay in memory if they cannot outgrow `memory_limit`, unless workers or a scheduler are
         named; with "cuda" on the GPU if they cannot outgrow half of its limit, else on the host within `host_limit`.
-        Those of SciPy's matrices always stay in memory.
+        Walks on SciPy's matrices always stay in memory.
     resume : bool
         Go on with the step that an earlier call left that was stopped.
     overwrite : bool
