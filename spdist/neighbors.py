@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spdist.api import products as api
+from spdist.applications.similarity import METRICS
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.threads import run_in_threads
@@ -28,7 +29,6 @@ from spdist.matrices.other_objects import refuse_other_objects
 from spdist.storage.matrix import StoredMatrix
 
 MODES = "distance", "connectivity", "similarity"
-METRICS = "cosine", "inner_product"
 
 PART_ENTRIES = 1 << 22
 """Entries of a stored matrix read at a time."""

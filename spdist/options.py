@@ -411,9 +411,9 @@ Two = TypeVar("Two")
 Three = TypeVar("Three")
 
 
-def _resolved(annotation: Any, keywords: type) -> Any:
-    """Return the type that an annotation names in the module of the keywords; other annotations stay text."""
-    return vars(sys.modules[keywords.__module__]).get(annotation, annotation)
+def _resolved(annotation: Any, module: str) -> Any:
+    """Return the type that an annotation names in a module; other annotations stay text."""
+    return vars(sys.modules[module]).get(annotation, annotation)
 
 
 def lists_keywords(keywords: type) -> Callable[[Function], Function]:
@@ -432,13 +432,17 @@ def lists_keywords(keywords: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)
-        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        named = [
+            one.replace(annotation=_resolved(one.annotation, function.__module__))
+            for one in own.parameters.values()
+            if one.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
         listed = [
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=DEFAULTS[name],
-                annotation=_resolved(getattr(kind, "__forward_arg__", kind), keywords),
+                annotation=_resolved(getattr(kind, "__forward_arg__", kind), keywords.__module__),
             )
             for name, kind in keywords.__annotations__.items()
         ]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,13 +75,7 @@ def summary(result: dict[str, Any]) -> str:
     return f"{iterations} in {result['seconds']:.2f} s to {result['relative_residual']:.1e} |b|"
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary).main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,7 +19,6 @@ References
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,7 @@ class Job(job_file.ProductJob):
     """What a job file says; `cooccurrence.yaml` explains the keys."""
 
     a: str
-    measure: str = job_file.key(job_file.one_of("measure", "count", "pmi"), "count")
+    measure: str = job_file.key(job_file.choice_of("measure", "cooccurrence"), "count")
     threshold: float | None = None
     top_n: int | None = None
     triangle: str | None = None
@@ -54,13 +53,7 @@ def summary(result: dict[str, Any]) -> str:
     return jobs.product_summary(result, "pair")
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary).main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,6 @@ beside `out` while the job runs. workflows/galerkin.yaml explains the keys.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +49,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, ("a", "p", "r"), run, summary)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a", "p", "r"), run, summary).main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
 """Parts that workflows share: a job file that is checked whole, lines for a log, signals, exit codes, a report.
 
-A workflow is a `Workflow`: its keys, its checks, and what it does. `main` runs its job files::
+A workflow is a `Workflow`: its keys, its checks, and what it does. Its `main` runs job files::
 
     python workflows/NAME.py JOB.yaml [--set key=value ...]
 
@@ -47,6 +47,19 @@ class Workflow:
     run: Callable[[Any, Log], dict[str, Any]]  # does the job; returns the result for the report
     summary: Callable[[dict[str, Any]], str]  # returns the result in a line
     files: tuple[str, ...] = ()  # keys of matrices that may also name a file that is imported
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run the job file that the command line names; return the exit code."""
+        catch_signals()
+        args = arguments(self, argv)
+        try:
+            return run_file(self, args)
+        except KeyboardInterrupt:  # before there was a run, or while the report was written
+            return STOPPED
+        except Exception as error:  # libraries that do not load as they are set, the log, the report
+            code, end = failed(error)
+            print(f"{args.job}: {end['error']}", file=sys.stderr)
+            return code
 
 
 class ConvergenceError(Exception):
@@ -261,20 +274,6 @@ def arguments(workflow: Workflow, argv: Sequence[str] | None) -> argparse.Namesp
     parser.add_argument("job", type=Path, metavar="JOB.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
     return parser.parse_args(argv)
-
-
-def main(workflow: Workflow, argv: Sequence[str] | None = None) -> int:
-    """Run a job file."""
-    catch_signals()
-    args = arguments(workflow, argv)
-    try:
-        return run_file(workflow, args)
-    except KeyboardInterrupt:  # before there was a run, or while the report was written
-        return STOPPED
-    except Exception as error:  # of libraries that do not load as they are set, of the log, of the report
-        code, end = failed(error)
-        print(f"{args.job}: {end['error']}", file=sys.stderr)
-        return code
 
 
 def limit_in_words(job: Job) -> str:

@@ -165,14 +165,20 @@ def grid_of(value: Any) -> tuple[int, int, int]:
     return row, inner, column
 
 
-def engine_of(value: object) -> str:
-    """Accept the engines that spdist has."""
-    import spdist
+def choice_of(noun: str, call: str) -> Callable[[object], str]:
+    """Return a reader that accepts the words that a call of spdist takes for the keyword `noun`."""
 
-    engines = typing.get_args(inspect.signature(spdist.multiply, eval_str=True).parameters["engine"].annotation)
-    if value not in engines:
-        raise ValueError(f"is no engine; write one of {', '.join(engines)}")
-    return str(value)
+    def read(value: object) -> str:
+        import spdist
+
+        parameter = inspect.signature(getattr(spdist, call), eval_str=True).parameters[noun]
+        choices = typing.get_args(parameter.annotation)
+        if value not in choices:
+            words = " or ".join(choices) if len(choices) == 2 else f"one of {', '.join(choices)}"
+            raise ValueError(f"is no {noun}; write {words}")
+        return str(value)
+
+    return read
 
 
 READING = ("format", "header", "columns", "separator", "quotes", "allow_nan", "orient", "dense")
@@ -204,17 +210,6 @@ def required(job: type[Job]) -> list[str]:
     return [one.name for one in fields(job) if one.default is MISSING and one.name != "report"]
 
 
-def one_of(noun: str, *choices: str) -> Callable[[object], str]:
-    """Return a reader that accepts some words; `noun` is what they are."""
-
-    def read(value: object) -> str:
-        if value not in choices:
-            raise ValueError(f"is no {noun}; write {' or '.join(choices)}")
-        return str(value)
-
-    return read
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The keys that every job has; a workflow's own class has the others."""
@@ -242,7 +237,7 @@ class Job:
 class ProductJob(Job):
     """The keys of a job that multiplies stored matrices."""
 
-    engine: Any = key(engine_of, "auto")
+    engine: Any = key(choice_of("engine", "multiply"), "auto")
     host_limit: int | str | None = None  # bytes of host memory for each GPU
 
     def where(self) -> dict[str, Any]:

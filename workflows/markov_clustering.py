@@ -19,7 +19,6 @@ References
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,13 +85,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",)).main
 
 if __name__ == "__main__":
     sys.exit(main())

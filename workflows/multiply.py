@@ -14,7 +14,6 @@ stopped by a signal before the end: run it again. workflows/multiply.yaml explai
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,13 +69,7 @@ def summary(result: dict[str, Any]) -> str:
     return jobs.product_summary(result, "dense block" if result["block_size"] else "entry")
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, ("a", "b", "mask"), lambda *job: run(*job), summary)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a", "b", "mask"), lambda *job: run(*job), summary).main
 
 if __name__ == "__main__":
     sys.exit(main())

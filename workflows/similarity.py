@@ -12,7 +12,6 @@ workflows/similarity.yaml explains the keys.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ class Job(job_file.ProductJob):
     read: dict[str, Any] | None = None
     top_n: int = 10
     threshold: float = 0.0
-    metric: str = job_file.key(job_file.one_of("metric", "cosine", "inner_product"), "cosine")
+    metric: str = job_file.key(job_file.choice_of("metric", "similarity"), "cosine")
     verify: bool = True
     steal: bool = False
 
@@ -47,13 +46,7 @@ def summary(result: dict[str, Any]) -> str:
     return jobs.product_summary(result, "neighbour")
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",)).main
 
 if __name__ == "__main__":
     sys.exit(main())

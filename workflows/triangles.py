@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +52,7 @@ def summary(result: dict[str, Any]) -> str:
     return f"{jobs.counted(result['triangles'], 'triangle')} of {of}"
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",)).main
 
 if __name__ == "__main__":
     sys.exit(main())

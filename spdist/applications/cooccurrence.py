@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from spdist.kernels.semirings import Semiring
 from spdist.options import ApplicationKeywords, ExecutionOptions, lists_keywords, options_of
 from spdist.storage.foreign import versions
 
-MEASURES = ("count", "pmi")
+Measure = Literal["count", "pmi"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 
 @lists_keywords(ApplicationKeywords)
@@ -26,7 +27,7 @@ def cooccurrence(
     a: Any,
     out: str | Path | None = None,
     *,
-    measure: Literal["count", "pmi"] = "count",
+    measure: Measure = "count",
     threshold: float | None = None,
     top_n: int | None = None,
     triangle: str | None = None,

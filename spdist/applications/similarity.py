@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, TaskKeywords, lists_keywords, options_of
 from spdist.storage.foreign import versions
 
-METRICS = ("cosine", "inner_product")
+Metric = Literal["cosine", "inner_product"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 @lists_keywords(TaskKeywords)
@@ -28,7 +29,7 @@ def similarity(
     *,
     top_n: int = 10,
     threshold: float = 0.0,
-    metric: str = "cosine",
+    metric: Metric = "cosine",
     check: bool = False,
     callbacks: Callbacks | None = None,
     **keywords: Unpack[TaskKeywords],

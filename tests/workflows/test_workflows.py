@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,15 @@ def test_examples_name_every_key(name):
     assert set(example) == {one.name for one in fields}
     defaults = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
     assert {key: value for key, value in example.items() if key in defaults} == defaults
+
+
+def test_examples_explain_a_key_in_the_same_words():
+    found: dict[str, set[str]] = {}
+    for name in (*NAMES, "multiply"):
+        for key, words in re.findall(r"^(\w+):[^#\n]*# (.*)$", (WORKFLOWS / f"{name}.yaml").read_text(), re.MULTILINE):
+            found.setdefault(key, set()).add(words)
+    same = ("memory_limit", "host_limit", "workers", "scheduler", "scheduler_file", "read", "steal", "overwrite")
+    assert {key: len(found[key]) for key in same} == dict.fromkeys(same, 1)
 
 
 @pytest.mark.parametrize("name", ["similarity", "cooccurrence", "shortest_paths", "markov_clustering", "pagerank"])
