@@ -37,40 +37,45 @@ Bytes = int | str
 
 # -- the values --------------------------------------------------------------------------------------------------------
 
-EACH_ROW = "what becomes of each row, in this order"
-EDGE_LISTS = "lists of edges: .abc, .tsv, .csv, .txt, .edges, .edgelist"
-STEAL = "take over from a run on another host that writes there and had no heartbeat for a minute"
 
-
-def option(default: Any, help: str = "", **shown: Any) -> Any:
+def option(default: Any, help: str = "", metavar: str | None = None, **shown: Any) -> Any:
     """Declare a field that is an option of commands.
 
     `help`: one sentence on the command line.
-    `shown`: ``metavar``; ``choices``; ``group``, the title above it; ``flag``, its name there if that is another;
-    ``parts``, a dataclass whose fields are the options that make up this one.
+    `metavar`: its value there.
+    `shown`: ``choices``; ``group``, the title above it; ``flag``, its name there if that is another; ``parts``, a
+    dataclass whose fields are the options that make up this one.
     """
-    return field(default=default, metadata={"help": help, **shown})
+    return field(default=default, metadata={"help": help, "metavar": metavar, **shown})
+
+
+def of_rows(default: Any, help: str, metavar: str | None = None) -> Any:
+    """Declare an option that changes each row of C."""
+    return option(default, help, metavar, group="what becomes of each row, in this order")
+
+
+def of_edges(default: Any, help: str, metavar: str | None = None) -> Any:
+    """Declare an option that says how to read a list of edges."""
+    return option(default, help, metavar, group="lists of edges: .abc, .tsv, .csv, .txt, .edges, .edgelist")
 
 
 @dataclass(frozen=True)
 class EpilogueParts:
     """An epilogue on the command line and in job files."""
 
-    scale_rows: str | None = option(None, "multiply rows of C by these factors", metavar="F.npy", group=EACH_ROW)
-    scale_columns: str | None = option(None, "multiply columns of C by these factors", metavar="F.npy", group=EACH_ROW)
-    normalize: str | None = option(None, "divide rows by their norm: l1, l2 or max", metavar="NORM", group=EACH_ROW)
-    drop_zeros: bool = option(False, "leave out entries that are zero", group=EACH_ROW)
+    scale_rows: str | None = of_rows(None, "multiply rows of C by these factors", "F.npy")
+    scale_columns: str | None = of_rows(None, "multiply columns of C by these factors", "F.npy")
+    normalize: str | None = of_rows(None, "divide rows by their norm: l1, l2 or max", "NORM")
+    drop_zeros: bool = of_rows(False, "leave out entries that are zero")
 
 
 @dataclass(frozen=True)
 class KeyFiles:
     """Keys for a scheduler on the command line."""
 
-    tls_ca_file: str | None = option(
-        None, "for a scheduler at tls://: authority of its certificate", metavar="FILE.pem"
-    )
-    tls_cert: str | None = option(None, "for a scheduler at tls://: certificate of this process", metavar="FILE.pem")
-    tls_key: str | None = option(None, "for a scheduler at tls://: its private key", metavar="FILE.pem")
+    tls_ca_file: str | None = option(None, "for a scheduler at tls://: authority of its certificate", "FILE.pem")
+    tls_cert: str | None = option(None, "for a scheduler at tls://: certificate of this process", "FILE.pem")
+    tls_key: str | None = option(None, "for a scheduler at tls://: its private key", "FILE.pem")
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,13 @@ class ProductOptions:
     `spdist.spgemm` and `spdist.multiply` explain each field.
     """
 
-    semiring: str | Semiring = option(
-        "plus_times", "plus_times (default), min_plus, plus_pair, or_and, ...", group=EACH_ROW
-    )
-    mask: Any = option(None, "a matrix: C has entries only where it stores one", metavar="M", group=EACH_ROW)
-    complement: bool = option(False, "only where the mask stores none", group=EACH_ROW)
-    triangle: str | None = option(
-        None, "of a symmetric C, only what is on and above the diagonal", metavar="upper", group=EACH_ROW
-    )
+    semiring: str | Semiring = of_rows("plus_times", "plus_times (default), min_plus, plus_pair, or_and, ...")
+    mask: Any = of_rows(None, "a matrix: C has entries only where it stores one", "M")
+    complement: bool = of_rows(False, "only where the mask stores none")
+    triangle: str | None = of_rows(None, "of a symmetric C, only what is on and above the diagonal", "upper")
     epilogue: Epilogue | None = option(None, parts=EpilogueParts)
-    threshold: float | None = option(None, "keep values from X up", metavar="X", group=EACH_ROW)
-    top_n: int | None = option(None, "keep the N largest of each row", metavar="N", group=EACH_ROW)
+    threshold: float | None = of_rows(None, "keep values from X up", "X")
+    top_n: int | None = of_rows(None, "keep the N largest of each row", "N")
     axis: int = option(
         1, "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied", choices=(0, 1)
     )
@@ -125,16 +126,16 @@ class ExecutionOptions:
 
     engine: Engine = option("auto", "auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores")
     memory_limit: Bytes | None = option(
-        None, "of each worker, by default 2GiB; with GPUs, of each GPU, by default 0.9 of what is free", metavar="BYTES"
+        None,
+        f"of each worker, by default {DEFAULT_MEMORY_LIMIT}; with GPUs, of each GPU, by default 0.9 of what is free",
+        "BYTES",
     )
-    host_limit: Bytes | None = option(None, "of the host's memory for each GPU, by default 8GiB", metavar="BYTES")
-    grid: tuple[int, int, int] | None = option(
-        None, "force the number of row, inner and column blocks", metavar="I,K,J"
-    )
+    host_limit: Bytes | None = option(None, "of the host's memory for each GPU, by default 8GiB", "BYTES")
+    grid: tuple[int, int, int] | None = option(None, "force the number of row, inner and column blocks", "I,K,J")
     workers: int | None = option(
         None, "worker processes on this machine; by default none besides this one, or one per GPU if there are several"
     )
-    scheduler: str | Client | Cluster | None = option(None, "use a running Dask scheduler", metavar="ADDRESS")
+    scheduler: str | Client | Cluster | None = option(None, "use a running Dask scheduler", "ADDRESS")
     security: Security | None = option(None, parts=KeyFiles)
 
     def check_engine(self) -> None:
@@ -168,13 +169,15 @@ class OutputOptions:
 
     resume: bool = option(False, "continue an unfinished C")
     overwrite: bool = option(False, "replace C once the new one is whole")
-    steal: bool = option(False, STEAL)
+    steal: bool = option(
+        False, "take over from a run on another host that writes there and had no heartbeat for a minute"
+    )
     names: bool = option(True, "the result gets no names of rows and columns", flag="no_names")
     check: bool = option(False, "check C at the end", flag="verify")
     record: str | Path | None = option(
-        None, "write what each stage of each block took, one JSON object per line", metavar="FILE"
+        None, "write what each stage of each block took, one JSON object per line", "FILE"
     )
-    report: str | Path | None = option(None, "write a report of the run to read in a browser", metavar="FILE.html")
+    report: str | Path | None = option(None, "write a report of the run to read in a browser", "FILE.html")
 
 
 @dataclass(frozen=True)
@@ -184,35 +187,25 @@ class FileOptions:
     `spdist.import_matrix` explains each field.
     """
 
-    format: str | None = option(
-        None, "read the file as this format, whatever its name: mtx, abc, csv.gz, ...", metavar="NAME"
+    format: str | None = option(None, "read the file as this format, whatever its name: mtx, abc, csv.gz, ...", "NAME")
+    header: bool | None = of_edges(
+        None, "the first line names the columns, or does not; by default it does if it has the known words"
     )
-    header: bool | None = option(
-        None,
-        "the first line names the columns, or does not; by default it does if it has the known words",
-        group=EDGE_LISTS,
-    )
-    columns: Sequence[int | str] | None = option(
+    columns: Sequence[int | str] | None = of_edges(
         None,
         "columns of source, target and perhaps weight: numbers from 1, or names in the header; by default what the "
         "header says, else 1,2,3",
-        metavar="I,J,K",
-        group=EDGE_LISTS,
+        "I,J,K",
     )
-    separator: str | None = option(
-        None,
-        "what separates fields: tab, comma, semicolon or space; by default what ending and lines say",
-        metavar="NAME",
-        group=EDGE_LISTS,
+    separator: str | None = of_edges(
+        None, "what separates fields: tab, comma, semicolon or space; by default what ending and lines say", "NAME"
     )
-    quotes: bool | None = option(
-        None,
-        "fields may be in quotes, or quotes are part of names; by default they may, except in .abc",
-        group=EDGE_LISTS,
+    quotes: bool | None = of_edges(
+        None, "fields may be in quotes, or quotes are part of names; by default they may, except in .abc"
     )
-    allow_nan: bool = option(False, "take weights that are NaN", group=EDGE_LISTS)
+    allow_nan: bool = of_edges(False, "take weights that are NaN")
     orient: str | None = option(
-        None, "rows and columns of single cells: cells-by-genes (default) or genes-by-cells", metavar="ORIENT"
+        None, "rows and columns of single cells: cells-by-genes (default) or genes-by-cells", "ORIENT"
     )
     dense: bool = option(False, "read a dense array, and keep its nonzeros")
 

@@ -161,14 +161,6 @@ def add_overwrite(sub: argparse.ArgumentParser) -> None:
     add_options(sub, *MODE, overwrite="replace TARGET once the new one is whole")
 
 
-def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options of ``warm-up``."""
-    text = "auto (default) for CPUs; cuda: for the GPU here too"
-    sub.add_argument("--engine", default="auto", help=text)
-    sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
-    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one per CPU")
-
-
 def add_bins(sub: argparse.ArgumentParser) -> None:
     """Add the bins of a histogram."""
     text = "edges of a histogram's bins, rising: --bins=-1,0,0.5,1"

@@ -6,7 +6,7 @@ import argparse
 from contextlib import nullcontext
 from dataclasses import replace
 
-from spdist.cli.options import add_bins, add_mode, add_options, add_warm_up_options, given
+from spdist.cli.options import add_bins, add_mode, add_options, count_of, given
 from spdist.cli.verbs import MATRIX, PRODUCT, Verbs, print_json
 from spdist.errors import InputError
 from spdist.foundation import phases
@@ -48,7 +48,10 @@ def add_product_verbs(verbs: Verbs) -> None:
     product = "product in Zarr, path or URL"
     sub = verbs.add("verify", _verify, "check that C is A @ B", a=MATRIX, b=MATRIX, c=product)
     add_options(sub, VerifyKeywords)
-    add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
+    sub = verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them")
+    sub.add_argument("--engine", default="auto", help="auto (default) for CPUs; cuda: for the GPU here too")
+    sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
+    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one per CPU")
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
     verbs.add("cluster-keys", _cluster_keys, text, folder="folder to make for the keys")
 
