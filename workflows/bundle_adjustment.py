@@ -37,14 +37,14 @@ TOLERANCE = 1e-8
 Vector = npt.NDArray[np.float64]
 
 
-def read(place: Path) -> sp.csr_array:
+def read(path: Path) -> sp.csr_array:
     """Return a Jacobian that `scipy.sparse.save_npz` wrote.
 
     Raises `InputError` if the file cannot be read, or holds no matrix.
     Raises `MatrixError` if the matrix has values that are not finite real numbers.
     """
     try:
-        j = sp.csr_array(sp.load_npz(place))
+        j = sp.csr_array(sp.load_npz(path))
         j.check_format()
     except OSError as error:
         raise spdist.InputError(f"cannot be read: {error.strerror}; name a file of scipy.sparse.save_npz") from None

@@ -41,7 +41,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     b = np.ones(a.shape[0]) if job.b is None else vectors.read_vector("b", job.b, a.shape[0])
     where = job.workers_asked_for()
     with spdist.partitioned(a, **where) if where else contextlib.nullcontext(spdist.operator(a)) as prepared:
-        jobs.say("A is prepared")
+        jobs.log_line("A is prepared")
         found = spdist.conjugate_gradient(
             prepared, b, diagonal=diagonal if job.jacobi else None, rtol=job.rtol, maxiter=job.maxiter
         )
@@ -50,7 +50,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     return {**facts, "relative_residual": float(np.linalg.norm(b - a @ found.x)) / scale}
 
 
-def check_matrix(place: str, a: Any) -> Any:
+def check_matrix(url: str, a: Any) -> Any:
     """Refuse a matrix that conjugate gradients are not for; return its diagonal.
 
     `a`: square.
@@ -59,13 +59,13 @@ def check_matrix(place: str, a: Any) -> Any:
     import spdist
 
     if not np.isfinite(a.data).all():
-        raise spdist.MatrixError(f"a: {place!r} has values that are infinite or no numbers; correct them")
+        raise spdist.MatrixError(f"a: {url!r} has values that are infinite or no numbers; correct them")
     difference = abs(a - a.T)
     if difference.nnz and difference.max() > 1e-12 * abs(a).max():
-        raise spdist.MatrixError(f"a: {place!r} is not symmetric; conjugate gradients need a symmetric matrix")
+        raise spdist.MatrixError(f"a: {url!r} is not symmetric; conjugate gradients need a symmetric matrix")
     diagonal = a.diagonal()
     if not (diagonal > 0).all():
-        raise spdist.MatrixError(f"a: {place!r} has a diagonal that is not positive: it is not positive definite")
+        raise spdist.MatrixError(f"a: {url!r} has a diagonal that is not positive: it is not positive definite")
     return diagonal
 
 

@@ -33,8 +33,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Multiply the three."""
     import spdist
 
-    with job_matrices.scratch(job.out, "r") as (place,):
-        r = spdist.transpose(job.p, place) if job.r is None else spdist.open(job.r)
+    with job_matrices.scratch(job.out, "r") as (url,):
+        r = spdist.transpose(job.p, url) if job.r is None else spdist.open(job.r)
         c = spdist.multi_matmul([r, job.a, job.p], job.out, **job.options("resume", "steal"), **job.where())
     a = spdist.open(job.a)
     return {"rows": c.nrows, "nnz": c.nnz, "rows_of_a": a.nrows, "nnz_of_a": a.nnz}

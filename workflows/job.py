@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from job_file import DEFAULT_LIMIT, Job, JobError, read_mapping, readers_of, required, split_setting
-from job_places import check_places, check_workers
+from job_paths import check_paths, check_workers
 
 STOPPED = 75
 """Exit code of a job that a signal stopped: EX_TEMPFAIL of sysexits.h, try again."""
@@ -87,7 +87,7 @@ def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Job:
     given = {key: read_value(readers[key], key, value) for key, value in content.items() if value is not None}
     job = workflow.job(**{"report": str(path.with_suffix(".report.json")), **given})
     check_workers(job)
-    check_places(workflow.matrices, job, files=workflow.files)
+    check_paths(workflow.matrices, job, files=workflow.files)
     return job
 
 
@@ -111,7 +111,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plurals.get(noun, f'{noun}s')}"
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Write one line with its time."""
     print(time.strftime("%Y-%m-%dT%H:%M:%S"), one_line(text), flush=True)
 
@@ -148,37 +148,37 @@ class Log:
         import spdist
 
         return spdist.Callbacks(
-            resumed=lambda durable: say(f"resuming by the stored plan: {durable} are there already"),
-            planned=lambda plan: say(
+            resumed=lambda durable: log_line(f"resuming by the stored plan: {durable} are there already"),
+            planned=lambda plan: log_line(
                 f"{counted(plan.expansion, 'product')} in a grid of {' x '.join(map(str, plan.grid.values()))}"
             ),
-            started=lambda link: say(f"workers are ready; dashboard: {link}"),
+            started=lambda link: log_line(f"workers are ready; dashboard: {link}"),
             progress=self.progress,
-            verifying=lambda done, total: self.tell(f"verifying: {done / max(total, 1):.0%}"),
+            verifying=lambda done, total: self.log_progress(f"verifying: {done / max(total, 1):.0%}"),
         )
 
     def progress(self, now: Any) -> None:
         """Store a run's progress, and write a line now and then."""
         self.latest = asdict(now)
-        self.tell(
+        self.log_progress(
             f"{now.blocks:,} of {counted(now.blocks_total, 'block')}, "
             f"{now.products / max(now.products_total, 1):.0%} of the products, {counted(now.nnz, 'entry')} of C"
         )
 
-    def stop_if_asked(self) -> None:
+    def stop_if_signalled(self) -> None:
         """Raise `Stopped` if a signal came that could not raise it."""
-        if ASKED:
-            raise Stopped(ASKED[0])
+        if RECEIVED_SIGNALS:
+            raise Stopped(RECEIVED_SIGNALS[0])
 
-    def tell(self, text: str) -> None:
+    def log_progress(self, text: str) -> None:
         """Write a line, unless the last one is recent; raise `Stopped` if a signal came that could not raise it."""
-        self.stop_if_asked()
+        self.stop_if_signalled()
         if time.monotonic() - self.written >= self.every:
             self.written = time.monotonic()
-            say(text)
+            log_line(text)
 
 
-ASKED: list[str] = []
+RECEIVED_SIGNALS: list[str] = []
 """The signal that asked for the end, if it has come."""
 
 
@@ -190,9 +190,9 @@ def catch_signals() -> None:
         for one in signals:
             signal.signal(one, lambda number, frame: None)
         logging.disable()  # errors of a scheduler that ends at the same time are expected
-        ASKED.append(signal.Signals(number).name)
+        RECEIVED_SIGNALS.append(signal.Signals(number).name)
         if not in_finalizer(frame):
-            raise Stopped(ASKED[0])
+            raise Stopped(RECEIVED_SIGNALS[0])
 
     for one in signals:
         signal.signal(one, stop)
@@ -292,12 +292,12 @@ def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
     except JobError as error:
         return refuse(args.job, error)
     operands = " and ".join(getattr(job, key) for key in workflow.matrices if getattr(job, key) is not None)
-    say(f"{operands} to {job.out}, {limit_in_words(job)}")
+    log_line(f"{operands} to {job.out}, {limit_in_words(job)}")
     log = Log()
     code, end = run_to_exit(workflow, job, log)
     if code == 2:
         return refuse(args.job, end["error"])
-    say(workflow.summary(end["result"]) if code == 0 else end["error"])
+    log_line(workflow.summary(end["result"]) if code == 0 else end["error"])
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin))
     seconds = round(time.time() - begin, 3)
     facts = {"exit_code": code, "started": started, "seconds": seconds, "progress": log.latest, "job": asdict(job)}

@@ -257,9 +257,9 @@ class WholeProductJob(ProductJob, WholeJob):
     """The keys of a job that multiplies stored matrices, and replaces `out` at the end with its whole result."""
 
 
-def local(place: str) -> Path | None:
-    """Return the path of a place on this machine; None for a URL."""
-    return Path(place) if "://" not in place else None
+def local(url: str) -> Path | None:
+    """Return a path on this machine; None for a URL of another file system."""
+    return Path(url) if "://" not in url else None
 
 
 def scheduler_address(path: str) -> str:

@@ -25,19 +25,19 @@ def scratch(out: str, *names: str) -> Iterator[list[str]]:
 
     `names`: a path is ``out.name``.
     """
-    places = [f"{out}.{name}" for name in names]
-    remove(places)
+    urls = [f"{out}.{name}" for name in names]
+    remove(urls)
     try:
-        yield places
+        yield urls
     finally:
-        remove(places)
+        remove(urls)
 
 
-def remove(places: Sequence[str]) -> None:
+def remove(urls: Sequence[str]) -> None:
     """Remove matrices of a job."""
     import fsspec
 
-    for place in places:
-        system, path = fsspec.core.url_to_fs(place)
+    for url in urls:
+        system, path = fsspec.core.url_to_fs(url)
         if system.exists(path):
             system.rm(path, recursive=True)

@@ -63,8 +63,8 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
-        log.stop_if_asked()
-        jobs.say(f"step {step}: {jobs.counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.1e}")
+        log.stop_if_signalled()
+        jobs.log_line(f"step {step}: {jobs.counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.1e}")
 
     names = ("inflation", "pre_inflation", "prune", "select", "recover", "recover_percent", "labels", "resume", "steal")
     options = job.options(*names) | (job.read or {}) | {"maxiter": job.steps, "overwrite": True}

@@ -17,7 +17,7 @@ from typing import Any
 
 import job as jobs
 import job_file
-import job_places
+import job_paths
 import numpy as np
 import vectors
 
@@ -41,7 +41,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """
     import spdist
 
-    is_file = job_places.is_file(job.a)
+    is_file = job_paths.is_file(job.a)
     links = job.a if is_file else vectors.square_matrix("a", job)
     if not is_file and not (np.isfinite(links.data) & (links.data >= 0)).all():
         raise spdist.MatrixError(f"a: {job.a!r} has weights that are negative, infinite or no numbers; links have none")

@@ -55,10 +55,10 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     steps = []
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
-        log.stop_if_asked()
+        log.stop_if_signalled()
         steps.append(step)
         hops, pairs = jobs.counted(facts["hops"], "hop"), jobs.counted(facts["pairs"], "pair")
-        jobs.say(f"step {step}: paths of at most {hops}, {pairs}")
+        jobs.log_line(f"step {step}: paths of at most {hops}, {pairs}")
 
     options = job.options("sources", "hops", "resume", "steal") | (job.read or {})
     options |= {"overwrite": True, "on_step": on_step, "callbacks": log.callbacks()}

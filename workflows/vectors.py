@@ -54,7 +54,7 @@ def square_matrix(key: str, job: Job) -> Any:
     return a.rows(0, a.nrows).to_scipy()
 
 
-def read_vector(key: str, place: str, size: int) -> Any:
+def read_vector(key: str, path: str, size: int) -> Any:
     """Return a vector of NumPy's .npy.
 
     Raises `InputError` if the file cannot be read, or does not hold `size` finite real numbers.
@@ -62,12 +62,12 @@ def read_vector(key: str, place: str, size: int) -> Any:
     import spdist
 
     try:
-        vector = np.load(place, allow_pickle=False)
+        vector = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise spdist.InputError(f"{key}: {place!r} cannot be read: {error}; name a .npy file") from None
+        raise spdist.InputError(f"{key}: {path!r} cannot be read: {error}; name a .npy file") from None
     if vector.shape != (size,) or vector.dtype.kind not in "iuf" or not np.isfinite(vector).all():
         raise spdist.InputError(
-            f"{key}: {place!r} is {vector.dtype} of shape {vector.shape}; {size:,} finite real numbers are needed"
+            f"{key}: {path!r} is {vector.dtype} of shape {vector.shape}; {size:,} finite real numbers are needed"
         )
     return vector.astype(np.float64)
 

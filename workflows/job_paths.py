@@ -19,16 +19,16 @@ def check_workers(job: Job) -> None:
         raise JobError(f"{values} exclude each other: workers are of this machine, a scheduler has its own; keep one")
 
 
-def check_places(matrices: Sequence[str], job: Job, *, files: Sequence[str] = ()) -> None:
+def check_paths(matrices: Sequence[str], job: Job, *, files: Sequence[str] = ()) -> None:
     """Raise `JobError` if the job cannot read or write a path.
 
     `matrices`: keys that name matrices.
     `files`: keys of matrices that may also name a local file.
     """
     for key in matrices:
-        place = getattr(job, key)
-        if place is not None and not (key in files and is_file(place)):
-            check_matrix(key, place)
+        url = getattr(job, key)
+        if url is not None and not (key in files and is_file(url)):
+            check_matrix(key, url)
     check_report(job)
     if (out := local(job.out)) is not None:
         check_folder("out", str(out))
@@ -74,50 +74,48 @@ def check_out(job: Job) -> None:
         )
 
 
-def is_there(place: str) -> bool:
-    """Whether there is anything at a place.
+def is_there(url: str) -> bool:
+    """Whether a path or URL exists.
 
     Raises `JobError` if the address cannot be opened.
     """
     import fsspec
 
     try:
-        system, path = fsspec.core.url_to_fs(place)
+        system, path = fsspec.core.url_to_fs(url)
         return bool(system.exists(path))
     except Exception as error:  # each file system raises its own
-        raise JobError(f"out: {place!r} cannot be opened: {error}; correct the address") from None
+        raise JobError(f"out: {url!r} cannot be opened: {error}; correct the address") from None
 
 
-def check_matrix(key: str, place: str) -> None:
-    """Refuse a place where no matrix is.
+def check_matrix(key: str, url: str) -> None:
+    """Raise if a path or URL is not a matrix.
 
     Raises `JobError` if there is no matrix, or it cannot be opened.
     """
     import spdist
 
-    path = local(place)
+    path = local(url)
     if path is not None and not path.exists():
-        raise JobError(
-            f"{key}: {place!r} does not exist in {Path.cwd()}; correct it, or create it with `spdist import`"
-        )
+        raise JobError(f"{key}: {url!r} does not exist in {Path.cwd()}; correct it, or create it with `spdist import`")
     try:
-        spdist.open(place)
+        spdist.open(url)
     except spdist.SpdistError as error:
-        raise JobError(f"{key}: {place!r}: {error}") from None
+        raise JobError(f"{key}: {url!r}: {error}") from None
     except (OSError, ImportError, ValueError) as error:
-        raise JobError(f"{key}: {place!r} cannot be opened: {error}; correct the address") from None
+        raise JobError(f"{key}: {url!r} cannot be opened: {error}; correct the address") from None
 
 
-def is_file(place: str) -> bool:
-    """Whether a place is a local file; a matrix inside it may follow after ``::``."""
-    path = local(place.partition("::")[0])
+def is_file(url: str) -> bool:
+    """Whether a path is a local file; a matrix inside it may follow after ``::``."""
+    path = local(url.partition("::")[0])
     return path is not None and path.is_file()
 
 
-def check_folder(key: str, place: str) -> None:
-    """Refuse a place whose folder is missing or may not be written to."""
-    parent = Path(place).absolute().parent
+def check_folder(key: str, url: str) -> None:
+    """Raise if the folder of a path is missing or may not be written to."""
+    parent = Path(url).absolute().parent
     if not parent.is_dir():
-        raise JobError(f"{key}: {place!r}: {parent} is not a folder; create it or choose another place")
+        raise JobError(f"{key}: {url!r}: {parent} is not a folder; create it or choose another place")
     if not os.access(parent, os.W_OK):
-        raise JobError(f"{key}: {place!r}: {parent} may not be written to; choose another place")
+        raise JobError(f"{key}: {url!r}: {parent} may not be written to; choose another place")
