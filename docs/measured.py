@@ -332,7 +332,7 @@ def stored_gpu() -> str:
         "results were verified.\n\n"
         + table(["product", "on", "nnz(C)", "whole", "run"], lines)
         + f"\n{source(*names)}"
-        + "\nThe Frobenius norm of an R-MAT graph's square (22 x 16), of which no entry comes back; call with workers that run:\n\n"
+        + "\nThe Frobenius norm of an R-MAT graph's square (22 x 16); none of its entries comes back; call with workers that run:\n\n"
         + table(["GPUs", "s"], norms)
         + f"\n{source('2026-11-22-scaling_x4_unsampled')}"
         + "\nWith cores of the host as workers too (`hybrid`; 27-point 128^3, norm of R-MAT 20 x 16), s:\n\n"

@@ -196,8 +196,8 @@ def readme(names: list[str]) -> str:
         "Storage is memory (tmpfs), and kernels were compiled before; a first command ever takes longer, as\n"
         "[docs/measured.md](docs/measured.md) shows. The *ratio* is the script's time over spdist's: above 1, spdist is faster.\n"
         "Calls in memory are the first with their operands, compared with CuPy in a loop on a GPU, or with SciPy.\n\n"
-        "27-point n^3 is the square of the matrix of a 27-point stencil on n x n x n points; R-MAT s x e that of a power-law\n"
-        "graph of 2^s vertices with e edges each; A @ P is a stencil times a multigrid prolongation.\n\n"
+        "27-point n^3: C = A @ A for a 27-point stencil on an n x n x n grid. R-MAT s x e: C = A @ A for a power-law graph\n"
+        "with 2^s vertices and e edges per vertex. A @ P is a stencil times a multigrid prolongation.\n\n"
         + table(head, lines)
         + (f"\n{table(['call to return', 'on', 'ratio, geometric mean', 'least', ''], ratios)}" if ratios else "")
     )

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from spdist.api.chain import multi_matmul
     from spdist.api.elementwise import apply, ewise_add, ewise_mult
     from spdist.api.products import check, matmul, multiply, plan, reduce, save, spy, status, verify
-    from spdist.applications.clusters import Clustering
     from spdist.applications.cooccurrence import cooccurrence
-    from spdist.applications.markov_clustering import markov_clustering
+    from spdist.applications.markov_clustering.clustering import Clustering
+    from spdist.applications.markov_clustering.markov_clustering import markov_clustering
     from spdist.applications.pagerank import pagerank
     from spdist.applications.shortest_paths import shortest_paths
     from spdist.applications.similarity import similarity
@@ -60,9 +60,9 @@ _HOME = {
     **dict.fromkeys(
         ("check", "matmul", "multiply", "plan", "reduce", "save", "spy", "status", "verify"), "spdist.api.products"
     ),
-    "Clustering": "spdist.applications.clusters",
+    "Clustering": "spdist.applications.markov_clustering.clustering",
     "cooccurrence": "spdist.applications.cooccurrence",
-    "markov_clustering": "spdist.applications.markov_clustering",
+    "markov_clustering": "spdist.applications.markov_clustering.markov_clustering",
     "pagerank": "spdist.applications.pagerank",
     "shortest_paths": "spdist.applications.shortest_paths",
     "similarity": "spdist.applications.similarity",

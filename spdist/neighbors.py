@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spdist.api import products as api
+from spdist.applications.similarity import METRICS
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.threads import run_in_threads
@@ -28,14 +29,13 @@ from spdist.matrices.other_objects import refuse_other_objects
 from spdist.storage.matrix import StoredMatrix
 
 MODES = "distance", "connectivity", "similarity"
-METRICS = "cosine", "inner_product"
 
 PART_ENTRIES = 1 << 22
-"""Entries of a stored matrix that are read at a time."""
+"""Entries of a stored matrix read at a time."""
 PART_ROWS = 1 << 11
-"""Rows for which another thread is worth its start."""
+"""Rows from which another thread pays for its start."""
 DENSE_ENTRIES = 1 << 24
-"""Similarities that are kept at a time for rows that have fewer neighbours than asked for."""
+"""Similarities held at a time while rows with too few neighbours are filled."""
 
 
 class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
@@ -84,7 +84,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.threshold, self.engine, self.memory_limit, self.folder = threshold, engine, memory_limit, folder
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: N803 (scikit-learn's name)
-        """Take the rows among which neighbours are looked for.
+        """Take the rows to search for neighbours.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         Raises
         ------
         InputError
-            If a parameter is none of those it may be.
+            If a parameter has an invalid value.
         """
         self._check_parameters()
         self._rows = self._taken(X, reset=True)
@@ -107,7 +107,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return self
 
     def transform(self, X: Any) -> sp.csr_matrix:  # noqa: N803
-        """Find the neighbours of rows among those of `fit`.
+        """Find the neighbours of rows among the rows given to `fit`.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         Returns
         -------
         (n_samples, n_samples_fit) csr_matrix
-            The entries of a row lie from the nearest on.
+            The entries of a row are ordered from the nearest neighbour to the farthest.
 
         Raises
         ------
@@ -163,7 +163,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             raise InputError(f"n_neighbors={self.n_neighbors!r} must be a whole number of at least 1")
 
     def _taken(self, x: Any, *, reset: bool) -> Any:
-        """Return rows as CSR in memory, or as they are stored."""
+        """Return rows as CSR in memory; stored rows stay stored."""
         place = place_of(from_hdf5(x))
         if is_dask_array(place) or isinstance(place, str | Path | StoredMatrix):
             found = place if is_dask_array(place) else open_operand(place)
@@ -194,7 +194,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return self._as_mode(columns, values, rows)
 
     def _operands(self, rows: Any, stack: ExitStack) -> tuple[Any, Any, str]:
-        """Return both operands in memory, or both stored, and a folder that goes at the end."""
+        """Return both operands in memory, or both stored in a folder that is removed at the end."""
         pair = (rows, self._rows)
         if not any(isinstance(m, StoredMatrix) or is_dask_array(m) for m in pair):
             return *pair, ""
@@ -209,24 +209,24 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return made[id(rows)], made[id(self._rows)], folder
 
     def _as_mode(self, columns: Any, values: Any, rows: Any) -> sp.csr_matrix:
-        """Return the graph; columns of -1 are none."""
+        """Return the graph; -1 in `columns` marks an empty slot."""
         if self.mode == "distance":
             values = np.maximum(1 - values, 0)
         elif self.mode == "connectivity":
             values = np.ones_like(values)
         there = columns >= 0
         indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
-        chosen = slice(None) if there.all() else there  # to choose all by a mask would copy them
+        chosen = slice(None) if there.all() else there  # a mask that selects all would copy them
         parts = values[chosen].ravel().astype(rows.dtype, copy=False), columns[chosen].ravel(), indptr
         return sp.csr_matrix(parts, shape=(rows.shape[0], self.n_samples_fit_))
 
 
 class _Similarities:
-    """The similarities of rows of A and rows of B, as far as they are among the largest of a row.
+    """The largest similarities between each row of A and the rows of B.
 
     `a, b`: both in memory or both stored.
     `is_self`: whether row i of A is row i of B, and its own nearest neighbour.
-    `is_cosine`: whether rows count by their directions alone.
+    `is_cosine`: whether rows are scaled to length 1 first.
     `folder`: where the graph of stored rows is written.
     """
 
@@ -241,7 +241,7 @@ class _Similarities:
     ) -> tuple[Any, Any]:
         """Return the columns of the largest similarities of each row, from the largest on, and the similarities.
 
-        Returns `columns, values`: (nrows, count): columns are -1 where there are fewer.
+        Returns `columns, values`: (nrows, count); -1 in `columns` marks an empty slot.
         """
         least = threshold if threshold is not None else float(np.finfo(self.a.dtype).tiny)
         options = {"epilogue": self.epilogue, "top_n": count, "threshold": least, **engine}
@@ -260,7 +260,7 @@ class _Similarities:
         return open_operand(place).to_scipy()
 
     def _complete(self, columns: Any, values: Any) -> None:
-        """Give rows that have too few positive similarities others: zeros, and negative ones if there are any."""
+        """Fill rows with too few positive similarities: by zeros, or by the largest others if any is negative."""
         short = np.flatnonzero(columns[:, -1] < 0)
         if not len(short):
             return
@@ -283,7 +283,7 @@ class _Similarities:
 
 
 def _facts_of(m: Any) -> tuple[Any, float]:
-    """Return what each row is multiplied with to have length 1, and the least value."""
+    """Return the factor that scales each row to length 1, and the smallest value."""
     squares, least = np.zeros(m.shape[0]), math.inf
     parts: Iterator[tuple[int, Any]]
     if isinstance(m, StoredMatrix):
@@ -300,7 +300,7 @@ def _add_squares(rows: Any, squares: Any) -> None:
     """Write the sum of squares of each row that has entries."""
 
     def add(first: int, last: int) -> None:
-        """Write those of some rows."""
+        """Write the sums of a block of rows."""
         starts = rows.indptr[first:last]
         there = np.flatnonzero(starts < rows.indptr[first + 1 : last + 1])
         if len(there):
@@ -311,7 +311,7 @@ def _add_squares(rows: Any, squares: Any) -> None:
 
 
 def _by_size(found: Any, count: int) -> tuple[Any, Any]:
-    """Return columns and values of each row from the largest value on, filled up with columns of -1."""
+    """Return columns and values of each row, largest value first, padded with columns of -1."""
     rows = sp.csr_array(found)
     columns, values = np.empty((rows.shape[0], count), np.int64), np.empty((rows.shape[0], count), rows.dtype)
 
@@ -352,7 +352,7 @@ def _add_zeros(columns: Any, values: Any, short: Any, ncols: int) -> None:
 
 
 def _put_first(columns: Any, values: Any, first: int) -> None:
-    """Make each row from `first` on its own nearest neighbour, with similarity 1; it may be left out among equals."""
+    """Make each row from `first` on its own nearest neighbour, with similarity 1, even if a tie has dropped it."""
     own = np.arange(first, first + len(columns))
     found = columns == own[:, None]
     place = np.where(found.any(axis=1), found.argmax(axis=1), columns.shape[1] - 1)

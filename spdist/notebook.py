@@ -30,10 +30,10 @@ def in_notebook() -> bool:
 
 @contextlib.contextmanager
 def shown(callbacks: Callbacks | None) -> Iterator[Callbacks]:
-    """Show a product's progress in a notebook, unless the caller has callbacks of his own.
+    """Show a product's progress in a notebook, unless the caller passes callbacks.
 
     `callbacks`: the caller's.
-    Yields the caller's, or those of a progress bar, or none outside of notebooks.
+    Yields the caller's callbacks, else the callbacks of a progress bar; outside of notebooks callbacks that do nothing.
     """
     from spdist.jobs.report import Callbacks
 
@@ -75,7 +75,7 @@ class NotebookBar:
         self._add(f'<a href="{escape(link)}" target="_blank">dashboard</a>')
 
     def heard(self, message: dict[str, Any]) -> None:
-        """Take note of how long the run should take."""
+        """Store the expected duration of the run."""
         if message["what"] == "start":
             self._pace = Pace(time.monotonic(), message["content"]["expected"])
 

@@ -1,8 +1,9 @@
 """The keywords of the public calls, and the frozen values that they become.
 
-A public call declares its keywords once, as a ``TypedDict`` (PEP 692), and lists them in its signature by `lists`. Its
-first statement turns them into values by `options_of`; functions below the API pass the values on whole. A new option
-is a line in its ``TypedDict``, a field of its value and a paragraph in one docstring.
+An option is declared once, as a field of a value: its default, and how the command line shows it (`option`). Its line
+in a ``TypedDict`` (PEP 692) says which calls take it: `lists_keywords` puts it into their signatures,
+`spdist.cli.options` into their commands. The first statement of a call turns keywords into values by `options_of`;
+functions below the API pass the values on whole.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
@@ -37,6 +38,46 @@ Bytes = int | str
 # -- the values --------------------------------------------------------------------------------------------------------
 
 
+def option(default: Any, help: str = "", metavar: str | None = None, **shown: Any) -> Any:
+    """Declare a field that is an option of commands.
+
+    `help`: one sentence on the command line.
+    `metavar`: its value there.
+    `shown`: ``choices``; ``group``, the title above it; ``flag``, its name there if that is another; ``parts``, a
+    dataclass whose fields are the options that make up this one.
+    """
+    return field(default=default, metadata={"help": help, "metavar": metavar, **shown})
+
+
+def of_rows(default: Any, help: str, metavar: str | None = None) -> Any:
+    """Declare an option that changes each row of C."""
+    return option(default, help, metavar, group="what becomes of each row, in this order")
+
+
+def of_edges(default: Any, help: str, metavar: str | None = None) -> Any:
+    """Declare an option that says how to read a list of edges."""
+    return option(default, help, metavar, group="lists of edges: .abc, .tsv, .csv, .txt, .edges, .edgelist")
+
+
+@dataclass(frozen=True)
+class EpilogueParts:
+    """An epilogue on the command line and in job files."""
+
+    scale_rows: str | None = of_rows(None, "multiply rows of C by these factors", "F.npy")
+    scale_columns: str | None = of_rows(None, "multiply columns of C by these factors", "F.npy")
+    normalize: str | None = of_rows(None, "divide rows by their norm: l1, l2 or max", "NORM")
+    drop_zeros: bool = of_rows(False, "leave out entries that are zero")
+
+
+@dataclass(frozen=True)
+class KeyFiles:
+    """Keys for a scheduler on the command line."""
+
+    tls_ca_file: str | None = option(None, "for a scheduler at tls://: authority of its certificate", "FILE.pem")
+    tls_cert: str | None = option(None, "for a scheduler at tls://: certificate of this process", "FILE.pem")
+    tls_key: str | None = option(None, "for a scheduler at tls://: its private key", "FILE.pem")
+
+
 @dataclass(frozen=True)
 class ProductOptions:
     """How C is computed from A and B, as the user wrote it: names not looked up, matrices not opened.
@@ -44,17 +85,19 @@ class ProductOptions:
     `spdist.spgemm` and `spdist.multiply` explain each field.
     """
 
-    semiring: str | Semiring = "plus_times"
-    mask: Any = None
-    complement: bool = False
-    triangle: str | None = None
-    epilogue: Epilogue | None = None
-    threshold: float | None = None
-    top_n: int | None = None
-    axis: int = 1
+    semiring: str | Semiring = of_rows("plus_times", "plus_times (default), min_plus, plus_pair, or_and, ...")
+    mask: Any = of_rows(None, "a matrix: C has entries only where it stores one", "M")
+    complement: bool = of_rows(False, "only where the mask stores none")
+    triangle: str | None = of_rows(None, "of a symmetric C, only what is on and above the diagonal", "upper")
+    epilogue: Epilogue | None = option(None, parts=EpilogueParts)
+    threshold: float | None = of_rows(None, "keep values from X up", "X")
+    top_n: int | None = of_rows(None, "keep the N largest of each row", "N")
+    axis: int = option(
+        1, "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied", choices=(0, 1)
+    )
     sort: bool = True
-    transpose_a: bool = False
-    transpose_b: bool = False
+    transpose_a: bool = option(False, "multiply by the transpose of A; a transposed copy lies next to C meanwhile")
+    transpose_b: bool = option(False, "multiply by the transpose of B; a transposed copy lies next to C meanwhile")
 
     def row_spec(self) -> ProductSpec:
         """Return what kernels do to each row, without the mask, which the caller opens or converts.
@@ -81,14 +124,19 @@ class ExecutionOptions:
     `spdist.multiply` explains each field.
     """
 
-    engine: Engine = "auto"
-    # bytes, or a text such as ``"512MiB"``
-    memory_limit: Bytes | None = None
-    host_limit: Bytes | None = None
-    grid: tuple[int, int, int] | None = None  # (int, int, int), optional: numbers of row, inner and column blocks
-    workers: int | None = None
-    scheduler: str | Client | Cluster | None = None  # A running Dask scheduler
-    security: Security | None = None  # keys for that scheduler
+    engine: Engine = option("auto", "auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores")
+    memory_limit: Bytes | None = option(
+        None,
+        f"of each worker, by default {DEFAULT_MEMORY_LIMIT}; with GPUs, of each GPU, by default 0.9 of what is free",
+        "BYTES",
+    )
+    host_limit: Bytes | None = option(None, "of the host's memory for each GPU, by default 8GiB", "BYTES")
+    grid: tuple[int, int, int] | None = option(None, "force the number of row, inner and column blocks", "I,K,J")
+    workers: int | None = option(
+        None, "worker processes on this machine; by default none besides this one, or one per GPU if there are several"
+    )
+    scheduler: str | Client | Cluster | None = option(None, "use a running Dask scheduler", "ADDRESS")
+    security: Security | None = option(None, parts=KeyFiles)
 
     def check_engine(self) -> None:
         """Refuse an engine that does not exist."""
@@ -96,7 +144,7 @@ class ExecutionOptions:
             raise InputError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
 
     def check(self) -> None:
-        """Refuse an engine that does not exist, and numbers of workers or blocks that are none."""
+        """Refuse an engine that does not exist, and invalid numbers of workers or blocks."""
         check_count("workers", self.workers, "this process alone, or one per GPU")
         most = max(64, 8 * count_cpus())
         if self.workers is not None and self.workers > most:
@@ -119,13 +167,60 @@ class OutputOptions:
     `spdist.multiply` explains each field.
     """
 
-    resume: bool = False
-    overwrite: bool = False
-    steal: bool = False
-    names: bool = True
-    check: bool = False
-    record: str | Path | None = None
-    report: str | Path | None = None
+    resume: bool = option(False, "continue an unfinished C")
+    overwrite: bool = option(False, "replace C once the new one is whole")
+    steal: bool = option(
+        False, "take over from a run on another host that writes there and had no heartbeat for a minute"
+    )
+    names: bool = option(True, "the result gets no names of rows and columns", flag="no_names")
+    check: bool = option(False, "check C at the end", flag="verify")
+    record: str | Path | None = option(
+        None, "write what each stage of each block took, one JSON object per line", "FILE"
+    )
+    report: str | Path | None = option(None, "write a report of the run to read in a browser", "FILE.html")
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How an operand that is a file is read.
+
+    `spdist.import_matrix` explains each field.
+    """
+
+    format: str | None = option(None, "read the file as this format, whatever its name: mtx, abc, csv.gz, ...", "NAME")
+    header: bool | None = of_edges(
+        None, "the first line names the columns, or does not; by default it does if it has the known words"
+    )
+    columns: Sequence[int | str] | None = of_edges(
+        None,
+        "columns of source, target and perhaps weight: numbers from 1, or names in the header; by default what the "
+        "header says, else 1,2,3",
+        "I,J,K",
+    )
+    separator: str | None = of_edges(
+        None, "what separates fields: tab, comma, semicolon or space; by default what ending and lines say", "NAME"
+    )
+    quotes: bool | None = of_edges(
+        None, "fields may be in quotes, or quotes are part of names; by default they may, except in .abc"
+    )
+    allow_nan: bool = of_edges(False, "take weights that are NaN")
+    orient: str | None = option(
+        None, "rows and columns of single cells: cells-by-genes (default) or genes-by-cells", "ORIENT"
+    )
+    dense: bool = option(False, "read a dense array, and keep its nonzeros")
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """How C is verified.
+
+    `spdist.verify` explains each field.
+    """
+
+    vectors: int = 2
+    seed: int = 0
+    threads: int | None = None
+    progress: Callable[[int, int], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -176,10 +271,15 @@ class WorkerKeywords(TypedDict, total=False):
     security: Any
 
 
-class GridKeywords(TypedDict, total=False):
-    """How the planner cuts the product."""
+class LimitKeywords(EngineKeywords, total=False):
+    """The engine and its limits of memory."""
 
     host_limit: Bytes | None
+
+
+class GridKeywords(LimitKeywords, total=False):
+    """How the planner cuts the product."""
+
     grid: tuple[int, int, int] | None
 
 
@@ -202,10 +302,8 @@ class SpgemmKeywords(ProductKeywords, total=False):
     memory_limit: int | None
 
 
-class WhereKeywords(EngineKeywords, WorkerKeywords, total=False):
+class WhereKeywords(LimitKeywords, WorkerKeywords, total=False):
     """Where the products of an application run."""
-
-    host_limit: Bytes | None
 
 
 class ApplicationKeywords(WhereKeywords, TargetKeywords, total=False):
@@ -233,11 +331,11 @@ class CountKeywords(WhereKeywords, FileKeywords, total=False):
     """Keywords of applications that return a number and take a file."""
 
 
-class PlanKeywords(EngineKeywords, GridKeywords, ProductKeywords, total=False):
+class PlanKeywords(GridKeywords, ProductKeywords, total=False):
     """Keywords of `spdist.plan`."""
 
 
-class StoredKeywords(EngineKeywords, GridKeywords, WorkerKeywords, TargetKeywords, ProductKeywords, total=False):
+class StoredKeywords(GridKeywords, WorkerKeywords, TargetKeywords, ProductKeywords, total=False):
     """Keywords of products that are stored."""
 
     axis: int
@@ -283,15 +381,19 @@ class VerifyKeywords(ProductKeywords, CheckKeywords, total=False):
     transpose_b: bool
 
 
-COMMAND_LINE_NAMES = {"verify": "check"} | dict.fromkeys(
-    ("scale_rows", "scale_columns", "normalize", "drop_zeros"), "epilogue"
-)
-"""Options of commands and job files that have another name in Python, and that name."""
-CHECK_DEFAULTS: dict[str, Any] = {"vectors": 2, "seed": 0, "threads": None, "progress": None}
-FILE_DEFAULTS: dict[str, Any] = dict.fromkeys(FileKeywords.__annotations__) | {"allow_nan": False, "dense": False}
-VALUES = (ProductOptions, ExecutionOptions, OutputOptions, InMemoryOptions)
-DEFAULTS: dict[str, Any] = {field.name: field.default for kind in VALUES for field in fields(kind)}
-DEFAULTS |= CHECK_DEFAULTS | FILE_DEFAULTS
+VALUES = (InMemoryOptions, CheckOptions, ProductOptions, ExecutionOptions, OutputOptions, FileOptions)
+OPTIONS = {one.name: one for kind in VALUES for one in fields(kind)}
+DEFAULTS: dict[str, Any] = {name: one.default for name, one in OPTIONS.items()}
+
+
+def _command_line_names() -> dict[str, str]:
+    """Return the options of commands and job files that have another name in Python, and that name."""
+    found = {one.metadata["flag"]: name for name, one in OPTIONS.items() if "flag" in one.metadata}
+    parts = {name: fields(one.metadata["parts"]) for name, one in OPTIONS.items() if "parts" in one.metadata}
+    return found | {part.name: name for name, group in parts.items() for part in group}
+
+
+COMMAND_LINE_NAMES = _command_line_names()
 
 
 # -- from one to the other ---------------------------------------------------------------------------------------------
@@ -302,20 +404,20 @@ Two = TypeVar("Two")
 Three = TypeVar("Three")
 
 
-def _resolved(annotation: Any, keywords: type) -> Any:
-    """Return the type that an annotation names in the module of the keywords, or the annotation if it names none."""
-    return vars(sys.modules[keywords.__module__]).get(annotation, annotation)
+def _resolved(annotation: Any, module: str) -> Any:
+    """Return the type that an annotation names in a module; other annotations stay text."""
+    return vars(sys.modules[module]).get(annotation, annotation)
 
 
-def lists(keywords: type) -> Callable[[Function], Function]:
+def lists_keywords(keywords: type) -> Callable[[Function], Function]:
     """Decorate a function of ``**keywords`` so that `inspect.signature` and `help` list each keyword.
 
     `keywords`: the ``TypedDict`` that the function unpacks.
-    Returns A decorator that sets the function's ``__signature__``.
+    Returns a decorator that sets the function's ``__signature__``.
 
     Examples
     --------
-    >>> @lists(TargetKeywords)
+    >>> @lists_keywords(TargetKeywords)
     ... def store(url, **keywords): ...
     >>> print(inspect.signature(store))
     (url, *, resume: 'bool' = False, overwrite: 'bool' = False, steal: 'bool' = False, names: 'bool' = True)
@@ -323,13 +425,17 @@ def lists(keywords: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)
-        named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        named = [
+            one.replace(annotation=_resolved(one.annotation, function.__module__))
+            for one in own.parameters.values()
+            if one.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
         listed = [
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=DEFAULTS[name],
-                annotation=_resolved(getattr(kind, "__forward_arg__", kind), keywords),
+                annotation=_resolved(getattr(kind, "__forward_arg__", kind), keywords.__module__),
             )
             for name, kind in keywords.__annotations__.items()
         ]
@@ -342,8 +448,6 @@ def lists(keywords: type) -> Callable[[Function], Function]:
 def select(keywords: Mapping[str, object], kind: type[One]) -> One:
     """Return the keywords that a ``TypedDict`` names.
 
-    `keywords`: keywords of a call.
-    `kind`: A ``TypedDict``.
     Returns the keywords that `kind` declares; other keywords are left out.
 
     Examples
@@ -371,13 +475,11 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
 
     `function`: the function that was called; its signature says which keywords there are.
     `keywords`: the keywords of the call.
-    `*kinds`: dataclasses.
-    Returns A value of each dataclass.
     Raises `TypeError` if the function has no such keyword; names the nearest one.
 
     Examples
     --------
-    >>> @lists(TargetKeywords)
+    >>> @lists_keywords(TargetKeywords)
     ... def store(url, **keywords):
     ...     return options_of(store, keywords, OutputOptions)
     >>> store("C.zarr", resume=True)

@@ -37,18 +37,14 @@ TOLERANCE = 1e-8
 Vector = npt.NDArray[np.float64]
 
 
-def read(place: Path) -> sp.csr_array:
+def read(path: Path) -> sp.csr_array:
     """Return a Jacobian that `scipy.sparse.save_npz` wrote.
 
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or holds no matrix.
-    MatrixError
-        If the matrix has values that are not finite real numbers.
+    Raises `InputError` if the file cannot be read, or holds no matrix.
+    Raises `MatrixError` if the matrix has values that are not finite real numbers.
     """
     try:
-        j = sp.csr_array(sp.load_npz(place))
+        j = sp.csr_array(sp.load_npz(path))
         j.check_format()
     except OSError as error:
         raise spdist.InputError(f"cannot be read: {error.strerror}; name a file of scipy.sparse.save_npz") from None
@@ -64,21 +60,9 @@ def read(place: Path) -> sp.csr_array:
 def split(j: sp.csr_array, cameras: int) -> tuple[sp.bsr_array, sp.bsr_array]:
     """Return the columns of the cameras and of the points, in blocks; each observation has one of both.
 
-    Parameters
-    ----------
-    j : csr_array
-        The Jacobian.
-    cameras : int
-
-    Returns
-    -------
-    (bsr_array, bsr_array)
-        Blocks of 2 x 9 and of 2 x 3.
-
-    Raises
-    ------
-    MatrixError
-        If the shape does not fit, or an observation is not of one camera and one point.
+    `j`: the Jacobian.
+    Returns blocks of 2 x 9 and of 2 x 3.
+    Raises `MatrixError` if the shape does not fit, or an observation is not of one camera and one point.
     """
     cut = CAMERA * cameras
     if j.shape[0] % OBSERVATION or cameras < 1 or j.shape[1] <= cut or (j.shape[1] - cut) % POINT:
@@ -100,32 +84,14 @@ def split(j: sp.csr_array, cameras: int) -> tuple[sp.bsr_array, sp.bsr_array]:
 def normal_equations(jc: sp.bsr_array, jp: sp.bsr_array) -> tuple[sp.bsr_array, sp.bsr_array, sp.bsr_array]:
     """Return ``Jc' Jc``, ``Jp' Jp`` and ``Jc' Jp``.
 
-    Parameters
-    ----------
-    jc, jp : bsr_array
-        Columns of the cameras and of the points.
-
-    Returns
-    -------
-    (bsr_array, bsr_array, bsr_array)
-        U, V and W, in blocks of 9 x 9, 3 x 3 and 9 x 3.
+    `jc`, `jp`: columns of the cameras and of the points.
+    Returns u, V and W, in blocks of 9 x 9, 3 x 3 and 9 x 3.
     """
     return spdist.spgemm(jc.T, jc), spdist.spgemm(jp.T, jp), spdist.spgemm(jc.T, jp)
 
 
 def damped(m: sp.bsr_array, damping: float) -> sp.bsr_array:
-    """Return the matrix with its diagonal raised by a share of itself, which makes it positive definite.
-
-    Parameters
-    ----------
-    m : bsr_array
-    damping : float
-        The share.
-
-    Returns
-    -------
-    bsr_array
-    """
+    """Return the matrix with its diagonal raised by a share of itself, which makes it positive definite."""
     return (m + sp.diags_array(damping * m.diagonal() + 1e-12)).tobsr(m.blocksize)
 
 
@@ -135,18 +101,7 @@ def inverse(v: sp.bsr_array) -> sp.bsr_array:
 
 
 def step(jc: sp.bsr_array, jp: sp.bsr_array, residuals: Vector, damping: float) -> tuple[Vector, Vector]:
-    """Return the step of the cameras and of the points that solves the damped normal equations.
-
-    Parameters
-    ----------
-    jc, jp : bsr_array
-    residuals : (rows of J,) float64
-    damping : float
-
-    Returns
-    -------
-    ((9 * cameras,), (3 * points,)) float64
-    """
+    """Return the step of the cameras and of the points that solves the damped normal equations."""
     u, v, w = normal_equations(jc, jp)
     u, v = damped(u, damping), damped(v, damping)
     right, v_inverse = (-jc.T @ residuals, -jp.T @ residuals), inverse(v)
@@ -161,18 +116,8 @@ def error_of(
 ) -> float:
     """Return the residual of the damped normal equations for a step, relative to their right-hand side.
 
-    Parameters
-    ----------
-    jc, jp : bsr_array
-    residuals : (rows of J,) float64
-    damping : float
-    cameras, points : float64 array
-        The step.
-
-    Returns
-    -------
-    float
-        A ratio of Euclidean norms.
+    `cameras`, `points`: the step.
+    Returns a ratio of Euclidean norms.
     """
     j, x = sp.hstack([jc.tocsr(), jp.tocsr()], format="csr"), np.concatenate([cameras, points])
     diagonal = damping * (j.multiply(j)).sum(axis=0) + 1e-12
@@ -190,15 +135,7 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
 def report(jc: sp.bsr_array, jp: sp.bsr_array, damping: float) -> bool:
     """Make a step and print its times and its error.
 
-    Parameters
-    ----------
-    jc, jp : bsr_array
-    damping : float
-
-    Returns
-    -------
-    bool
-        Whether products by blocks and by entries agree, and the step solves the normal equations.
+    Returns whether products by blocks and by entries agree, and the step solves the normal equations.
     """
     observations, cameras, points = jc.shape[0] // OBSERVATION, jc.shape[1] // CAMERA, jp.shape[1] // POINT
     print(f"{observations:,} observations, {cameras:,} cameras, {points:,} points")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,29 +28,12 @@ class Job(vectors.Job):
 
     a: str
     b: str | None = None
-    rtol: float = 1e-8
+    rtol: float = job_file.key(vectors.fraction, 1e-8)
     jacobi: bool = True
 
 
-READERS = {
-    "a": job_file.text_of, "b": job_file.text_of, "rtol": vectors.fraction, "jacobi": job_file.flag, **vectors.READERS
-}  # fmt: skip
-
-
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Solve, and write the solution.
-
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-    """
+    """Solve, and write the solution; return the result for the report."""
     import spdist
 
     a = vectors.square_matrix("a", job)
@@ -59,7 +41,7 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     b = np.ones(a.shape[0]) if job.b is None else vectors.read_vector("b", job.b, a.shape[0])
     where = job.workers_asked_for()
     with spdist.partitioned(a, **where) if where else contextlib.nullcontext(spdist.operator(a)) as prepared:
-        jobs.say("A is prepared")
+        jobs.log_line("A is prepared")
         found = spdist.conjugate_gradient(
             prepared, b, diagonal=diagonal if job.jacobi else None, rtol=job.rtol, maxiter=job.maxiter
         )
@@ -68,36 +50,22 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     return {**facts, "relative_residual": float(np.linalg.norm(b - a @ found.x)) / scale}
 
 
-def check_matrix(place: str, a: Any) -> Any:
+def check_matrix(url: str, a: Any) -> Any:
     """Refuse a matrix that conjugate gradients are not for; return its diagonal.
 
-    Parameters
-    ----------
-    place : str
-        Name in messages.
-    a : csr_array
-        Square.
-
-    Returns
-    -------
-    (nrows,) array
-        The diagonal, positive.
-
-    Raises
-    ------
-    MatrixError
-        If a value is not finite, the matrix is not symmetric, or its diagonal is not positive.
+    `a`: square.
+    Raises `MatrixError` if a value is not finite, the matrix is not symmetric, or its diagonal is not positive.
     """
     import spdist
 
     if not np.isfinite(a.data).all():
-        raise spdist.MatrixError(f"a: {place!r} has values that are infinite or no numbers; correct them")
+        raise spdist.MatrixError(f"a: {url!r} has values that are infinite or no numbers; correct them")
     difference = abs(a - a.T)
     if difference.nnz and difference.max() > 1e-12 * abs(a).max():
-        raise spdist.MatrixError(f"a: {place!r} is not symmetric; conjugate gradients need a symmetric matrix")
+        raise spdist.MatrixError(f"a: {url!r} is not symmetric; conjugate gradients need a symmetric matrix")
     diagonal = a.diagonal()
     if not (diagonal > 0).all():
-        raise spdist.MatrixError(f"a: {place!r} has a diagonal that is not positive: it is not positive definite")
+        raise spdist.MatrixError(f"a: {url!r} has a diagonal that is not positive: it is not positive definite")
     return diagonal
 
 
@@ -107,13 +75,7 @@ def summary(result: dict[str, Any]) -> str:
     return f"{iterations} in {result['seconds']:.2f} s to {result['relative_residual']:.1e} |b|"
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary).main
 
 if __name__ == "__main__":
     sys.exit(main())

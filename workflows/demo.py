@@ -90,16 +90,8 @@ NEXT = """What to do next, with a Matrix Market file of yours (or data/orsirr_1.
 class Comparison:
     """One small product beside SciPy's.
 
-    Attributes
-    ----------
-    name : str
-    shape : (int, int)
-    nnz, product_nnz : int
-        Entries of A and of A @ A.
-    seconds : float
-    difference : float
-        Largest difference from SciPy's product, in units of the largest value of |A||A|.
-    right : bool
+    `nnz`, `product_nnz`: entries of A and of A @ A.
+    `difference`: largest difference from SciPy's product, in units of the largest value of |A||A|.
     """
 
     name: str
@@ -173,20 +165,8 @@ def callbacks() -> spdist.Callbacks:
 def write_report(found: list[Comparison], report: spdist.Report, product_bytes: int, seconds: float) -> str:
     """Write report.md.
 
-    Parameters
-    ----------
-    found : list of Comparison
-    report : Report
-        Of the large product.
-    product_bytes : int
-        Bytes of the large C in memory.
-    seconds : float
-        Wall time of the demonstration.
-
-    Returns
-    -------
-    str
-        The text.
+    `product_bytes`: bytes of the large C in memory.
+    `seconds`: wall time of the demonstration.
     """
     size, limit, peak = (count / 2**20 for count in (product_bytes, report.memory_limit, report.peak_memory))
     reason = (report.verification or {"reason": "not verified"})["reason"].replace("|", "\\|")

@@ -11,7 +11,6 @@ beside `out` while the job runs. workflows/galerkin.yaml explains the keys.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,35 +29,13 @@ class Job(job_file.ProductJob):
     steal: bool = False
 
 
-READERS = {
-    "a": job_file.text_of,
-    "p": job_file.text_of,
-    "r": job_file.text_of,
-    "out": job_file.text_of,
-    "steal": job_file.flag,
-    **job_file.PRODUCT,
-}
-
-
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Multiply the three.
-
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-    """
+    """Multiply the three."""
     import spdist
 
-    with job_matrices.scratch(job.out, "r") as (place,):
-        r = spdist.transpose(job.p, place) if job.r is None else spdist.open(job.r)
-        c = spdist.multi_matmul([r, job.a, job.p], job.out, resume=job.resume, steal=job.steal, **job.where())
+    with job_matrices.scratch(job.out, "r") as (url,):
+        r = spdist.transpose(job.p, url) if job.r is None else spdist.open(job.r)
+        c = spdist.multi_matmul([r, job.a, job.p], job.out, **job.options("resume", "steal"), **job.where())
     a = spdist.open(job.a)
     return {"rows": c.nrows, "nnz": c.nnz, "rows_of_a": a.nrows, "nnz_of_a": a.nnz}
 
@@ -72,13 +49,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a", "p", "r"), run, summary)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a", "p", "r"), run, summary).main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
-"""What every workflow shares: a job file that is checked whole, lines for a log, signals, exit codes, a report.
+"""Parts that workflows share: a job file that is checked whole, lines for a log, signals, exit codes, a report.
 
-A workflow is a `Workflow`: its keys, what it looks at before it starts, and what it does. `main` runs its job files::
+A workflow is a `Workflow`: its keys, its checks, and what it does. Its `main` runs job files::
 
     python workflows/NAME.py JOB.yaml [--set key=value ...]
 
@@ -21,13 +21,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from job_file import DEFAULT_LIMIT, Job, JobError, read_mapping, split_setting
-from job_places import check_places, check_workers
+from job_file import DEFAULT_LIMIT, Job, JobError, read_mapping, readers_of, required, split_setting
+from job_paths import check_paths, check_workers
 
 STOPPED = 75
 """Exit code of a job that a signal stopped: EX_TEMPFAIL of sysexits.h, try again."""
@@ -39,49 +39,31 @@ TERMINAL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Workflow:
-    """One workflow.
+    """One workflow."""
 
-    Attributes
-    ----------
-    description : str
-        For ``--help``.
-    job : type
-        A subclass of `Job`; its fields are the keys.
-    readers : dict
-        A function for each key that checks and converts its value.
-    matrices : tuple of str
-        Keys that name matrices.
-    run : callable
-        Does the job; returns the result for the report.
-    summary : callable
-        Returns the result in a line.
-    files : tuple of str
-        Keys of matrices that may also name a file that is imported.
-    """
+    description: str  # for ``--help``
+    job: type[Job]  # its fields are the keys
+    matrices: tuple[str, ...]  # keys that name matrices
+    run: Callable[[Any, Log], dict[str, Any]]  # does the job; returns the result for the report
+    summary: Callable[[dict[str, Any]], str]  # returns the result in a line
+    files: tuple[str, ...] = ()  # keys of matrices that may also name a file that is imported
 
-    description: str
-    job: type[Job]
-    readers: dict[str, Callable[[Any], Any]]
-    matrices: tuple[str, ...]
-    run: Callable[[Any, Log], dict[str, Any]]
-    summary: Callable[[dict[str, Any]], str]
-    files: tuple[str, ...] = ()
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Keys without a default."""
-        return tuple(one.name for one in fields(self.job) if one.default is MISSING and one.name != "report")
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run the job file that the command line names; return the exit code."""
+        catch_signals()
+        args = arguments(self, argv)
+        try:
+            return run_file(self, args)
+        except KeyboardInterrupt:  # before there was a run, or while the report was written
+            return STOPPED
+        except Exception as error:  # libraries that do not load as they are set, the log, the report
+            code, end = failed(error)
+            print(f"{args.job}: {end['error']}", file=sys.stderr)
+            return code
 
 
 class ConvergenceError(Exception):
-    """The iterations that were allowed are done without convergence.
-
-    Parameters
-    ----------
-    message : str
-    result : dict
-        The result so far, for the report.
-    """
+    """The iterations ended without convergence."""
 
     def __init__(self, message: str, result: dict[str, Any]) -> None:
         super().__init__(message)
@@ -93,61 +75,26 @@ class Stopped(KeyboardInterrupt):
 
 
 def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Job:
-    """Read a job file and check all of it.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    path : Path
-        The job file.
-    settings : sequence of str
-        ``key=value``, in place of the file's values.
-
-    Returns
-    -------
-    Job
-        Of the workflow's class.
-
-    Raises
-    ------
-    JobError
-        If a key, a value or a place is wrong.
-    """
+    """Read a job file and check all of it."""
     content = read_mapping(path) | dict(map(split_setting, settings))
+    readers = readers_of(workflow.job)
     for key in content:
-        if key not in workflow.readers:
-            raise JobError(f"unknown key {key!r}; the keys are {', '.join(workflow.readers)}")
-    for key in workflow.required:
+        if key not in readers:
+            raise JobError(f"unknown key {key!r}; the keys are {', '.join(readers)}")
+    for key in required(workflow.job):
         if content.get(key) is None:
             raise JobError(f"{key} is missing; add a line `{key}: PATH`")
-    given = {key: read_value(workflow, key, value) for key, value in content.items() if value is not None}
+    given = {key: read_value(readers[key], key, value) for key, value in content.items() if value is not None}
     job = workflow.job(**{"report": str(path.with_suffix(".report.json")), **given})
     check_workers(job)
-    check_places(workflow.matrices, job, files=workflow.files)
+    check_paths(workflow.matrices, job, files=workflow.files)
     return job
 
 
-def read_value(workflow: Workflow, key: str, value: object) -> Any:
-    """Return a value in the type that its key asks for.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    key : str
-    value : object
-        As YAML has it.
-
-    Returns
-    -------
-    object
-
-    Raises
-    ------
-    JobError
-        If the value is wrong.
-    """
+def read_value(reader: Callable[[Any], Any], key: str, value: object) -> Any:
+    """Return a value in the type that its key asks for."""
     try:
-        return workflow.readers[key](value)
+        return reader(value)
     except ValueError as error:
         raise JobError(f"{key}: {value!r} {error}") from None
 
@@ -164,7 +111,7 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plurals.get(noun, f'{noun}s')}"
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Write one line with its time."""
     print(time.strftime("%Y-%m-%dT%H:%M:%S"), one_line(text), flush=True)
 
@@ -178,7 +125,7 @@ def one_line(text: str) -> str:
 
 
 def refuse(job: Path, problem: object) -> int:
-    """Say what is wrong with a job; return the exit code."""
+    """Print the problem of a job; return the exit code."""
     print(one_line(f"{job}: {problem}"), file=sys.stderr)
     return 2
 
@@ -187,14 +134,9 @@ def refuse(job: Path, problem: object) -> int:
 class Log:
     """Writes a line now and then with a run's progress.
 
-    Attributes
-    ----------
-    every : float
-        Least seconds between two lines.
-    latest : dict
-        Blocks, products and entries of C at the last progress report.
-    written : float
-        Seconds of `time.monotonic` at the last line.
+    `every`: least seconds between two lines.
+    `latest`: blocks, products and entries of C at the last progress report.
+    `written`: seconds of `time.monotonic` at the last line.
     """
 
     every: float = field(default_factory=lambda: TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS)
@@ -206,37 +148,37 @@ class Log:
         import spdist
 
         return spdist.Callbacks(
-            resumed=lambda durable: say(f"resuming by the stored plan: {durable} are there already"),
-            planned=lambda plan: say(
+            resumed=lambda durable: log_line(f"resuming by the stored plan: {durable} are there already"),
+            planned=lambda plan: log_line(
                 f"{counted(plan.expansion, 'product')} in a grid of {' x '.join(map(str, plan.grid.values()))}"
             ),
-            started=lambda link: say(f"workers are ready; dashboard: {link}"),
+            started=lambda link: log_line(f"workers are ready; dashboard: {link}"),
             progress=self.progress,
-            verifying=lambda done, total: self.tell(f"verifying: {done / max(total, 1):.0%}"),
+            verifying=lambda done, total: self.log_progress(f"verifying: {done / max(total, 1):.0%}"),
         )
 
     def progress(self, now: Any) -> None:
-        """Take note of a run's progress."""
+        """Store a run's progress, and write a line now and then."""
         self.latest = asdict(now)
-        self.tell(
+        self.log_progress(
             f"{now.blocks:,} of {counted(now.blocks_total, 'block')}, "
             f"{now.products / max(now.products_total, 1):.0%} of the products, {counted(now.nnz, 'entry')} of C"
         )
 
-    def stop_if_asked(self) -> None:
+    def stop_if_signalled(self) -> None:
         """Raise `Stopped` if a signal came that could not raise it."""
-        if ASKED:
-            raise Stopped(ASKED[0])
+        if RECEIVED_SIGNALS:
+            raise Stopped(RECEIVED_SIGNALS[0])
 
-    def tell(self, text: str) -> None:
+    def log_progress(self, text: str) -> None:
         """Write a line, unless the last one is recent; raise `Stopped` if a signal came that could not raise it."""
-        self.stop_if_asked()
+        self.stop_if_signalled()
         if time.monotonic() - self.written >= self.every:
             self.written = time.monotonic()
-            say(text)
+            log_line(text)
 
 
-ASKED: list[str] = []
+RECEIVED_SIGNALS: list[str] = []
 """The signal that asked for the end, if it has come."""
 
 
@@ -248,9 +190,9 @@ def catch_signals() -> None:
         for one in signals:
             signal.signal(one, lambda number, frame: None)
         logging.disable()  # errors of a scheduler that ends at the same time are expected
-        ASKED.append(signal.Signals(number).name)
+        RECEIVED_SIGNALS.append(signal.Signals(number).name)
         if not in_finalizer(frame):
-            raise Stopped(ASKED[0])
+            raise Stopped(RECEIVED_SIGNALS[0])
 
     for one in signals:
         signal.signal(one, stop)
@@ -264,19 +206,7 @@ def in_finalizer(frame: FrameType | None) -> bool:
 
 
 def run_to_exit(workflow: Workflow, job: Job, log: Log) -> tuple[int, dict[str, Any]]:
-    """Do the job, whatever happens.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    job : Job
-    log : Log
-
-    Returns
-    -------
-    (int, dict)
-        The exit code, and the outcome for the report.
-    """
+    """Run the job; return the exit code and the outcome for the report, also after an error."""
     stopped = {"state": "stopped", "error": "stopped by a signal before the end; run it again to go on"}
     try:
         result = workflow.run(job, log)
@@ -304,22 +234,14 @@ def failed(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def was_stopped(error: BaseException | None) -> bool:
-    """Whether an error came up while a stopped run was cleaning up: the scheduler may be gone before it."""
+    """Whether an error was raised while a stopped run cleaned up: its scheduler may end first."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
 
 
 def write_report(job: Job, content: dict[str, Any]) -> None:
-    """Write the report, whole or not at all.
-
-    Parameters
-    ----------
-    job : Job
-        Names the file.
-    content : dict
-        Written as JSON.
-    """
+    """Write the report, whole or not at all."""
     import spdist
 
     part = Path(f"{job.report}.part")
@@ -330,16 +252,8 @@ def write_report(job: Job, content: dict[str, Any]) -> None:
 def product_summary(result: dict[str, Any], what: str) -> str:
     """Return the report of a product in a line.
 
-    Parameters
-    ----------
-    result : dict
-        JSON form of a `spdist.Report`.
-    what : str
-        What an entry of C is.
-
-    Returns
-    -------
-    str
+    `result`: JSON form of a `spdist.Report`.
+    `what`: what an entry of C is.
     """
     checked = f"; verified: {result['verification']['reason']}" if result["verification"] else ""
     took = f"{counted(result['blocks'], 'block')}, {result['seconds']:.1f} s"
@@ -347,7 +261,7 @@ def product_summary(result: dict[str, Any], what: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2."""
@@ -355,49 +269,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def arguments(workflow: Workflow, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    argv : sequence of str or None
-        None for the arguments of this process.
-
-    Returns
-    -------
-    Namespace
-        With `job` and `set`.
-    """
+    """Read the command line."""
     parser = Parser(description=workflow.description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=Path, metavar="JOB.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the file's value")
     return parser.parse_args(argv)
-
-
-def main(workflow: Workflow, argv: Sequence[str] | None = None) -> int:
-    """Run a job file.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    argv : sequence of str, optional
-        By default the arguments of this process.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
-    catch_signals()
-    args = arguments(workflow, argv)
-    try:
-        return run_file(workflow, args)
-    except KeyboardInterrupt:  # before there was a run, or while the report was written
-        return STOPPED
-    except Exception as error:  # of libraries that do not load as they are set, of the log, of the report
-        code, end = failed(error)
-        print(f"{args.job}: {end['error']}", file=sys.stderr)
-        return code
 
 
 def limit_in_words(job: Job) -> str:
@@ -409,31 +285,19 @@ def limit_in_words(job: Job) -> str:
 
 
 def run_file(workflow: Workflow, args: argparse.Namespace) -> int:
-    """Check the job file, run it, and write the report.
-
-    Parameters
-    ----------
-    workflow : Workflow
-    args : Namespace
-        From `arguments`.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Check the job file, run it, and write the report."""
     begin = time.time()
     try:
         job = read_job(workflow, args.job, args.set)
     except JobError as error:
         return refuse(args.job, error)
     operands = " and ".join(getattr(job, key) for key in workflow.matrices if getattr(job, key) is not None)
-    say(f"{operands} to {job.out}, {limit_in_words(job)}")
+    log_line(f"{operands} to {job.out}, {limit_in_words(job)}")
     log = Log()
     code, end = run_to_exit(workflow, job, log)
     if code == 2:
         return refuse(args.job, end["error"])
-    say(workflow.summary(end["result"]) if code == 0 else end["error"])
+    log_line(workflow.summary(end["result"]) if code == 0 else end["error"])
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin))
     seconds = round(time.time() - begin, 3)
     facts = {"exit_code": code, "started": started, "seconds": seconds, "progress": log.latest, "job": asdict(job)}

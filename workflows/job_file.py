@@ -1,4 +1,4 @@
-"""What a job file says: the keys that every job has, YAML that refuses what is ambiguous, values in the right types."""
+"""Job files: the keys that every job has, YAML without ambiguities, values in the right types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,79 +15,6 @@ import yaml
 
 DEFAULT_LIMIT = "2GiB"
 """Memory of a worker on CPUs if a job has no memory_limit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """The keys that every job has; a workflow's own class has the others.
-
-    Attributes
-    ----------
-    out : str
-        Where the result goes.
-    report : str
-        Where the report goes.
-    memory_limit : int or str or None
-        Bytes of each worker; None for spdist's choice.
-    workers : int or None
-        Processes on this machine.
-    scheduler, scheduler_file : str or None
-        Address of a running Dask scheduler, or the file that holds it.
-    resume : bool
-        Continue an unfinished result.
-    """
-
-    out: str
-    report: str
-    memory_limit: int | str | None = None
-    workers: int | None = None
-    scheduler: str | None = None
-    scheduler_file: str | None = None
-    resume: bool = True
-
-    def where(self) -> dict[str, Any]:
-        """Return memory limit and workers as spdist's calls take them."""
-        file = self.scheduler_file
-        scheduler = scheduler_address(file) if file is not None else self.scheduler
-        return {"memory_limit": self.memory_limit, "workers": self.workers, "scheduler": scheduler}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProductJob(Job):
-    """The keys of a job that multiplies stored matrices.
-
-    Attributes
-    ----------
-    engine : str
-        Of the engines that `engine_of` knows.
-    host_limit : int or str or None
-        Bytes of host memory for each GPU.
-    """
-
-    engine: Any = "auto"
-    host_limit: int | str | None = None
-
-    def where(self) -> dict[str, Any]:
-        """Return engine, limits and workers as spdist's calls take them."""
-        return super().where() | {"engine": self.engine, "host_limit": self.host_limit}
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeJob(Job):
-    """The keys of a job that replaces `out` at the end, with its whole result.
-
-    Attributes
-    ----------
-    overwrite : bool
-        Replace whatever lies at `out`.
-    """
-
-    overwrite: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeProductJob(ProductJob, WholeJob):
-    """The keys of a job that multiplies stored matrices, and replaces `out` at the end with its whole result."""
 
 
 class JobError(ValueError):
@@ -108,7 +35,7 @@ LONGEST_NAME = 255
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would silently take the last, and aliases, which can explode."""
+    """Refuses repeated keys, where YAML would silently take the last, and aliases, which can explode."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -127,10 +54,7 @@ class _Loader(yaml.SafeLoader):
 def read_mapping(path: Path) -> dict[Any, Any]:
     """Return the keys and values of a YAML file.
 
-    Raises
-    ------
-    JobError
-        If the file cannot be read, or is not YAML of keys and values.
+    Raises `JobError` if the file cannot be read, or is not YAML of keys and values.
     """
     try:
         if path.exists() and not path.is_file():
@@ -144,7 +68,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
         raise JobError(f"cannot be read: {error.strerror}; name a job file, a copy of one in workflows") from None
     except JobError:
         raise
-    except Exception as error:  # of a text, a date or a nesting that cannot be
+    except Exception as error:  # a text, a date or a nesting that YAML cannot read
         raise JobError(f"is not YAML: {' '.join(str(error).split())}; correct that line") from None
     if not isinstance(content, dict):
         raise JobError(f"holds {type(content).__name__} where `key: value` lines belong; see those in workflows")
@@ -154,10 +78,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
 def split_setting(text: str) -> tuple[str, Any]:
     """Return key and value of a ``--set key=value``; the value is read as in the file.
 
-    Raises
-    ------
-    JobError
-        If the text is not ``key=value``.
+    Raises `JobError` if the text is not ``key=value``.
 
     Examples
     --------
@@ -176,13 +97,7 @@ def split_setting(text: str) -> tuple[str, Any]:
 
 
 def text_of(value: object) -> str:
-    """Accept a text that is not empty.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept a text that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(
             f"is {type(value).__name__}, not a text; write it in quotes" if value else "is empty; fill it in"
@@ -193,39 +108,21 @@ def text_of(value: object) -> str:
 
 
 def flag(value: object) -> bool:
-    """Accept true and false.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept true and false."""
     if not isinstance(value, bool):
         raise ValueError("is neither true nor false; write one of them, without quotes")
     return value
 
 
 def count(value: object) -> int:
-    """Accept a whole number from 1 up.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept a whole number from 1 up."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError("is not a whole number of at least 1; write for instance 4, or null for the default")
     return value
 
 
 def size(value: object) -> int | str:
-    """Accept bytes as a number or a text like 2GiB.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept bytes as a number or a text like 2GiB."""
     is_size = re.fullmatch(r"\s*[0-9]*\.?[0-9]+\s*[KMGT]?i?B?\s*", str(value), re.IGNORECASE) and re.search(
         "[1-9]", str(value)
     )
@@ -235,26 +132,14 @@ def size(value: object) -> int | str:
 
 
 def number(value: object) -> float:
-    """Accept a number.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept a number."""
     if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
         raise ValueError("is not a number; write for instance 0.2, or null for none")
     return float(value)
 
 
 def reading(value: object) -> dict[str, Any]:
-    """Accept keywords that say how a file is read; spdist checks their values.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept keywords that say how a file is read; spdist checks their values."""
     if not isinstance(value, dict) or not set(value) <= set(READING):
         raise ValueError(f"is no mapping of {', '.join(READING)}; write for instance {{format: abc, header: false}}")
     return value
@@ -262,11 +147,6 @@ def reading(value: object) -> dict[str, Any]:
 
 def grid_of(value: Any) -> tuple[int, int, int]:
     """Accept three counts, as a list or with commas between.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
 
     Examples
     --------
@@ -285,61 +165,107 @@ def grid_of(value: Any) -> tuple[int, int, int]:
     return row, inner, column
 
 
-def engine_of(value: object) -> str:
-    """Accept the engines that spdist has.
+def choice_of(noun: str, call: str) -> Callable[[object], str]:
+    """Return a reader that accepts the words that a call of spdist takes for the keyword `noun`."""
 
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
-    import spdist
+    def read(value: object) -> str:
+        import spdist
 
-    engines = typing.get_args(inspect.signature(spdist.multiply, eval_str=True).parameters["engine"].annotation)
-    if value not in engines:
-        raise ValueError(f"is no engine; write one of {', '.join(engines)}")
-    return str(value)
+        parameter = inspect.signature(getattr(spdist, call), eval_str=True).parameters[noun]
+        choices = typing.get_args(parameter.annotation)
+        if value not in choices:
+            words = " or ".join(choices) if len(choices) == 2 else f"one of {', '.join(choices)}"
+            raise ValueError(f"is no {noun}; write {words}")
+        return str(value)
+
+    return read
 
 
 READING = ("format", "header", "columns", "separator", "quotes", "allow_nan", "orient", "dense")
 """Keywords of `spdist.import_matrix` that say how a file is read."""
 
 
-COMMON: dict[str, Callable[[Any], Any]] = {
-    "memory_limit": size,
-    "workers": count,
-    "scheduler": text_of,
-    "scheduler_file": text_of,
-    "resume": flag,
-    "report": text_of,
-}
-"""Readers of the keys that every job has, except `out`."""
+READERS: dict[str, Callable[[Any], Any]] = {
+    "str": text_of, "str | None": text_of, "bool": flag, "int": count, "int | None": count,
+    "float": number, "float | None": number, "int | str | None": size,
+    "tuple[int, int, int] | None": grid_of, "dict[str, Any] | None": reading,
+}  # fmt: skip
+"""Readers of the keys of each type; they raise ValueError with a message that follows the key's name."""
 
 
-WHOLE: dict[str, Callable[[Any], Any]] = {"out": text_of, "overwrite": flag, **COMMON}
-"""Readers of the keys of a `WholeJob`."""
+def key(reader: Callable[[Any], Any], default: Any = MISSING) -> Any:
+    """Declare a key of a job whose type does not say how its value is read."""
+    return field(default=default, metadata={"reader": reader})
 
 
-PRODUCT: dict[str, Callable[[Any], Any]] = {"engine": engine_of, "host_limit": size, **COMMON}
-"""Readers of the keys of a `ProductJob`, except `out`."""
+def readers_of(job: type[Job]) -> dict[str, Callable[[Any], Any]]:
+    """Return the reader of each key: required keys first, then keys that the class itself declares."""
+    order = [name for kind in job.__mro__ for name in vars(kind).get("__annotations__", ())]
+    keys = sorted(fields(job), key=lambda one: (one.name not in required(job), order.index(one.name)))
+    return {one.name: one.metadata.get("reader") or READERS[str(one.type)] for one in keys}
 
 
-WHOLE_PRODUCT: dict[str, Callable[[Any], Any]] = {**WHOLE, **PRODUCT}
-"""Readers of the keys of a `WholeProductJob`."""
+def required(job: type[Job]) -> list[str]:
+    """Return the keys without a default."""
+    return [one.name for one in fields(job) if one.default is MISSING and one.name != "report"]
 
 
-def local(place: str) -> Path | None:
-    """Return the path of a place on this machine; None for a URL."""
-    return Path(place) if "://" not in place else None
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The keys that every job has; a workflow's own class has the others."""
+
+    out: str  # where the result goes
+    memory_limit: int | str | None = None  # bytes of each worker; None for spdist's choice
+    workers: int | None = None  # processes on this machine
+    scheduler: str | None = None  # address of a running Dask scheduler
+    scheduler_file: str | None = None  # or the file that holds it
+    resume: bool = True  # continue an unfinished result
+    report: str  # where the report goes
+
+    def options(self, *names: str) -> dict[str, Any]:
+        """Return the values of some keys, by name."""
+        return {name: getattr(self, name) for name in names}
+
+    def where(self) -> dict[str, Any]:
+        """Return memory limit and workers as spdist's calls take them."""
+        file = self.scheduler_file
+        scheduler = scheduler_address(file) if file is not None else self.scheduler
+        return self.options("memory_limit", "workers") | {"scheduler": scheduler}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductJob(Job):
+    """The keys of a job that multiplies stored matrices."""
+
+    engine: Any = key(choice_of("engine", "multiply"), "auto")
+    host_limit: int | str | None = None  # bytes of host memory for each GPU
+
+    def where(self) -> dict[str, Any]:
+        """Return engine, limits and workers as spdist's calls take them."""
+        return super().where() | self.options("engine", "host_limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeJob(Job):
+    """The keys of a job that replaces `out` at the end, with its whole result."""
+
+    overwrite: bool = False  # replace whatever lies at `out`
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeProductJob(ProductJob, WholeJob):
+    """The keys of a job that multiplies stored matrices, and replaces `out` at the end with its whole result."""
+
+
+def local(url: str) -> Path | None:
+    """Return a path on this machine; None for a URL of another file system."""
+    return Path(url) if "://" not in url else None
 
 
 def scheduler_address(path: str) -> str:
     """Return the address that `dask scheduler --scheduler-file` wrote.
 
-    Raises
-    ------
-    JobError
-        If the file is missing, or holds no address.
+    Raises `JobError` if the file is missing, or holds no address.
     """
     try:
         return str(json.loads(Path(path).read_text())["address"])

@@ -1,4 +1,4 @@
-"""Matrices of jobs: which are refused, and those that a job writes next to its result on the way."""
+"""Matrices of jobs: checks, and intermediate matrices beside the result."""
 
 from __future__ import annotations
 
@@ -8,24 +8,7 @@ from typing import Any
 
 
 def square(key: str, a: Any) -> Any:
-    """Return a stored matrix if it is square and not empty.
-
-    Parameters
-    ----------
-    key : str
-        The job's key that names the matrix.
-    a : StoredMatrix
-
-    Returns
-    -------
-    StoredMatrix
-        The matrix `a`.
-
-    Raises
-    ------
-    MatrixError
-        If it is not square, or empty.
-    """
+    """Return a stored matrix if it is square and not empty."""
     import spdist
 
     if a.nrows != a.ncols or not a.nrows:
@@ -38,32 +21,23 @@ def square(key: str, a: Any) -> Any:
 
 @contextmanager
 def scratch(out: str, *names: str) -> Iterator[list[str]]:
-    """Give places beside `out` for a job's own matrices, and remove these matrices in the end.
+    """Yield paths beside `out` for a job's own matrices, and remove these at the end.
 
-    Parameters
-    ----------
-    out : str
-    *names : str
-        A place is ``out.name``.
-
-    Yields
-    ------
-    list of str
-        The places.
+    `names`: a path is ``out.name``.
     """
-    places = [f"{out}.{name}" for name in names]
-    remove(places)
+    urls = [f"{out}.{name}" for name in names]
+    remove(urls)
     try:
-        yield places
+        yield urls
     finally:
-        remove(places)
+        remove(urls)
 
 
-def remove(places: Sequence[str]) -> None:
+def remove(urls: Sequence[str]) -> None:
     """Remove matrices of a job."""
     import fsspec
 
-    for place in places:
-        system, path = fsspec.core.url_to_fs(place)
+    for url in urls:
+        system, path = fsspec.core.url_to_fs(url)
         if system.exists(path):
             system.rm(path, recursive=True)

@@ -6,9 +6,9 @@
 
 Rows of M hold where a walk from each vertex goes. M <- M M (expansion) is never whole: each row is cut as soon as it is
 made, to values from 1 / `prune` up and the `select` largest, then raised to the power `inflation` and scaled to sum 1.
-Where nothing changes any more, vertices whose walks end at the same place are a cluster. The rules are those of the
-program mcl. Walks that memory does not hold are stored beside `out`, and a job that was stopped goes on with the step
-it was at. The result is a text file with the vertices of each cluster a line. `spdist.markov_clustering` does the work.
+Where nothing changes any more, vertices whose walks end at the same place are a cluster. The rules are the same
+as in the program mcl. Walks larger than memory are stored beside `out`, and a stopped job continues from its last
+step. The result is a text file with the vertices of each cluster a line. `spdist.markov_clustering` does the work.
 workflows/markov_clustering.yaml explains the keys.
 
 References
@@ -19,12 +19,23 @@ References
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
 import job_file
+
+
+def power(value: object) -> float:
+    """Accept a number above 1."""
+    if job_file.number(value) <= 1:
+        raise ValueError("is no power that sharpens; write a number above 1, for instance 2")
+    return float(value)
+
+
+def count_or_none(value: object) -> int:
+    """Accept a whole number from 0 up."""
+    return 0 if value == 0 and not isinstance(value, bool) else job_file.count(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,85 +44,31 @@ class Job(job_file.WholeProductJob):
 
     a: str
     read: dict[str, Any] | None = None
-    inflation: float = 2.0
+    inflation: float = job_file.key(power, 2.0)
     pre_inflation: float | None = None
-    prune: int = 10_000
-    select: int = 1_100
-    recover: int = 1_400
+    prune: int = job_file.key(count_or_none, 10_000)
+    select: int = job_file.key(count_or_none, 1_100)
+    recover: int = job_file.key(count_or_none, 1_400)
     recover_percent: float = 90.0
     steps: int = 10_000
     labels: str | None = None
     steal: bool = False
 
 
-def power(value: object) -> float:
-    """Accept a number above 1.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
-    if job_file.number(value) <= 1:
-        raise ValueError("is no power that sharpens; write a number above 1, for instance 2")
-    return float(value)
-
-
-def count_or_none(value: object) -> int:
-    """Accept a whole number from 0 up.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
-    return 0 if value == 0 and not isinstance(value, bool) else job_file.count(value)
-
-
-READERS = {
-    "a": job_file.text_of,
-    "read": job_file.reading,
-    "inflation": power,
-    "pre_inflation": job_file.number,
-    "prune": count_or_none,
-    "select": count_or_none,
-    "recover": count_or_none,
-    "recover_percent": job_file.number,
-    "steps": job_file.count,
-    "labels": job_file.text_of,
-    "steal": job_file.flag,
-    **job_file.WHOLE_PRODUCT,
-}
-
-
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Expand, inflate and prune until nothing changes; write the clusters.
 
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-
-    Raises
-    ------
-    ConvergenceError
-        If walks still change after the last step.
+    Raises `ConvergenceError` if walks still change after the last step.
     """
     import spdist
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
-        log.stop_if_asked()
-        jobs.say(f"step {step}: {jobs.counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.1e}")
+        log.stop_if_signalled()
+        jobs.log_line(f"step {step}: {jobs.counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.1e}")
 
     names = ("inflation", "pre_inflation", "prune", "select", "recover", "recover_percent", "labels", "resume", "steal")
-    options = {name: getattr(job, name) for name in names} | {"maxiter": job.steps, "overwrite": True}
-    options |= {"on_step": on_step, "callbacks": log.callbacks(), **(job.read or {})}
+    options = job.options(*names) | (job.read or {}) | {"maxiter": job.steps, "overwrite": True}
+    options |= {"on_step": on_step, "callbacks": log.callbacks()}
     facts = spdist.markov_clustering(job.a, job.out, **options, **job.where()).summary()
     if not facts["converged"]:
         raise jobs.ConvergenceError(
@@ -128,13 +85,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",)).main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,13 +12,12 @@ workflows/pagerank.yaml explains the keys.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
 import job_file
-import job_places
+import job_paths
 import numpy as np
 import vectors
 
@@ -29,45 +28,24 @@ class Job(vectors.Job):
 
     a: str
     read: dict[str, Any] | None = None
-    damping: float = 0.85
-    tolerance: float = 1e-10
+    damping: float = job_file.key(vectors.fraction, 0.85)
+    tolerance: float = job_file.key(vectors.fraction, 1e-10)
     maxiter: int | None = 1000
     top: int = 10
-
-
-READERS = {
-    "a": job_file.text_of, "read": job_file.reading, "damping": vectors.fraction, "tolerance": vectors.fraction,
-    "top": job_file.count, **vectors.READERS,
-}  # fmt: skip
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     """Rank the nodes, and write the ranks.
 
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-
-    Raises
-    ------
-    MatrixError
-        If a weight is negative, infinite or not a number.
+    Raises `MatrixError` if a weight is negative, infinite or not a number.
     """
     import spdist
 
-    is_file = job_places.is_file(job.a)
+    is_file = job_paths.is_file(job.a)
     links = job.a if is_file else vectors.square_matrix("a", job)
     if not is_file and not (np.isfinite(links.data) & (links.data >= 0)).all():
         raise spdist.MatrixError(f"a: {job.a!r} has weights that are negative, infinite or no numbers; links have none")
-    options: dict[str, Any] = {"damping": job.damping, "tolerance": job.tolerance, "maxiter": job.maxiter}
-    options |= job.read or {}
+    options = job.options("damping", "tolerance", "maxiter") | (job.read or {})
     found = spdist.pagerank(links, **options, **(job.workers_asked_for() or {}))
     facts = vectors.finish(job, found, "the last change")
     best = np.argsort(-found.x, kind="stable")[: job.top]
@@ -85,13 +63,7 @@ def summary(result: dict[str, Any]) -> str:
     )
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",)).main
 
 if __name__ == "__main__":
     sys.exit(main())

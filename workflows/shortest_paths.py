@@ -1,4 +1,4 @@
-"""Lengths of shortest paths: of at most some hops from some vertices, or between all pairs.
+"""Lengths of shortest paths: from some vertices or between all pairs, optionally limited in hops.
 
 ::
 
@@ -18,23 +18,11 @@ References
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import job as jobs
 import job_file
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job(job_file.WholeProductJob):
-    """What a job file says; `shortest_paths.yaml` explains the keys."""
-
-    a: str
-    read: dict[str, Any] | None = None
-    sources: list[int | str] | None = None
-    hops: int | None = None
-    steal: bool = False
 
 
 def is_vertex(value: object) -> bool:
@@ -43,54 +31,37 @@ def is_vertex(value: object) -> bool:
 
 
 def vertices_of(value: object) -> list[int | str]:
-    """Accept a list of vertices.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept a list of vertices."""
     if not isinstance(value, list) or not value or not all(map(is_vertex, value)):
         raise ValueError("is no list of vertices, counted from 0 or by name; write for instance [0, 17]")
     return value
 
 
-READERS = {
-    "a": job_file.text_of,
-    "read": job_file.reading,
-    "sources": vertices_of,
-    "hops": job_file.count,
-    "steal": job_file.flag,
-    **job_file.WHOLE_PRODUCT,
-}
+@dataclass(frozen=True, kw_only=True)
+class Job(job_file.WholeProductJob):
+    """What a job file says; `shortest_paths.yaml` explains the keys."""
+
+    a: str
+    read: dict[str, Any] | None = None
+    sources: list[int | str] | None = job_file.key(vertices_of, None)
+    hops: int | None = None
+    steal: bool = False
 
 
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Take steps until the hops are done or nothing changes.
-
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-    """
+    """Take steps until the hops are done or nothing changes."""
     import spdist
 
     steps = []
 
     def on_step(step: int, facts: dict[str, Any]) -> None:
-        log.stop_if_asked()
+        log.stop_if_signalled()
         steps.append(step)
         hops, pairs = jobs.counted(facts["hops"], "hop"), jobs.counted(facts["pairs"], "pair")
-        jobs.say(f"step {step}: paths of at most {hops}, {pairs}")
+        jobs.log_line(f"step {step}: paths of at most {hops}, {pairs}")
 
-    options = {"sources": job.sources, "hops": job.hops, "on_step": on_step, "callbacks": log.callbacks()}
-    options |= {"resume": job.resume, "overwrite": True, "steal": job.steal, **(job.read or {})}
+    options = job.options("sources", "hops", "resume", "steal") | (job.read or {})
+    options |= {"overwrite": True, "on_step": on_step, "callbacks": log.callbacks()}
     found = spdist.shortest_paths(job.a, job.out, **options, **job.where())
     return {"steps": steps[-1] if steps else 0, "pairs": found.nnz, "vertices": found.ncols}
 
@@ -101,13 +72,7 @@ def summary(result: dict[str, Any]) -> str:
     return f"paths between {pairs} of {vertices}, after {jobs.counted(result['steps'], 'step')}"
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",)).main
 
 if __name__ == "__main__":
     sys.exit(main())

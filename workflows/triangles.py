@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,23 +34,8 @@ class Job(job_file.WholeProductJob):
     read: dict[str, Any] | None = None
 
 
-READERS = {"a": job_file.text_of, "read": job_file.reading, **job_file.WHOLE_PRODUCT}
-
-
 def run(job: Job, log: jobs.Log) -> dict[str, Any]:
-    """Count the triangles.
-
-    Parameters
-    ----------
-    job : Job
-    log : Log
-        Writes the progress.
-
-    Returns
-    -------
-    dict
-        The result for the report.
-    """
+    """Count the triangles."""
     import spdist
 
     folder = Path(job.out).absolute().parent  # which the workers of a cluster see
@@ -68,13 +52,7 @@ def summary(result: dict[str, Any]) -> str:
     return f"{jobs.counted(result['triangles'], 'triangle')} of {of}"
 
 
-WORKFLOW = jobs.Workflow(__doc__, Job, READERS, ("a",), run, summary, ("a",))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job file; return the exit code."""
-    return jobs.main(WORKFLOW, argv)
-
+main = jobs.Workflow(__doc__, Job, ("a",), run, summary, ("a",)).main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What the jobs around products with vectors share: a matrix in memory, where it is multiplied, vectors as .npy."""
+"""Parts that the jobs around products with vectors share: matrices in memory, workers, vectors as .npy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from dask.utils import parse_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Job(job_file.WholeJob):
-    """The keys that these jobs have besides those of every job.
-
-    Attributes
-    ----------
-    maxiter : int or None
-    on_gpu : bool
-        Multiply on GPUs.
-    """
+    """The keys of these jobs."""
 
     maxiter: int | None = None
     on_gpu: bool = False
@@ -33,17 +26,8 @@ class Job(job_file.WholeJob):
         return asked if any(asked.values()) else None
 
 
-READERS = {"maxiter": job_file.count, "on_gpu": job_file.flag, **job_file.WHOLE}
-
-
 def fraction(value: Any) -> float:
-    """Accept a number from 0 up and below 1.
-
-    Raises
-    ------
-    ValueError
-        If it is another value; the message follows the key's name.
-    """
+    """Accept a number from 0 up and below 1."""
     try:
         number = -1.0 if isinstance(value, bool) else float(value)  # YAML takes 1e-8 for a text
     except (TypeError, ValueError):
@@ -56,22 +40,8 @@ def fraction(value: Any) -> float:
 def square_matrix(key: str, job: Job) -> Any:
     """Return a stored square matrix as SciPy's, if it takes no more than the memory limit.
 
-    Parameters
-    ----------
-    key : str
-        The job's key that names the matrix.
-    job : Job
-
-    Returns
-    -------
-    csr_matrix or csr_array
-
-    Raises
-    ------
-    MatrixError
-        If it is not square.
-    InputError
-        If it takes more than the memory limit.
+    Raises `MatrixError` if it is not square.
+    Raises `InputError` if it takes more than the memory limit.
     """
     import spdist
 
@@ -84,35 +54,20 @@ def square_matrix(key: str, job: Job) -> Any:
     return a.rows(0, a.nrows).to_scipy()
 
 
-def read_vector(key: str, place: str, size: int) -> Any:
+def read_vector(key: str, path: str, size: int) -> Any:
     """Return a vector of NumPy's .npy.
 
-    Parameters
-    ----------
-    key : str
-        The job's key that names the file.
-    place : str
-        A .npy file.
-    size : int
-
-    Returns
-    -------
-    (size,) float64
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or does not hold `size` finite real numbers.
+    Raises `InputError` if the file cannot be read, or does not hold `size` finite real numbers.
     """
     import spdist
 
     try:
-        vector = np.load(place, allow_pickle=False)
+        vector = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise spdist.InputError(f"{key}: {place!r} cannot be read: {error}; name a .npy file") from None
+        raise spdist.InputError(f"{key}: {path!r} cannot be read: {error}; name a .npy file") from None
     if vector.shape != (size,) or vector.dtype.kind not in "iuf" or not np.isfinite(vector).all():
         raise spdist.InputError(
-            f"{key}: {place!r} is {vector.dtype} of shape {vector.shape}; {size:,} finite real numbers are needed"
+            f"{key}: {path!r} is {vector.dtype} of shape {vector.shape}; {size:,} finite real numbers are needed"
         )
     return vector.astype(np.float64)
 
@@ -120,22 +75,8 @@ def read_vector(key: str, place: str, size: int) -> Any:
 def finish(job: Job, found: Any, what: str) -> dict[str, Any]:
     """Write the vector that was found.
 
-    Parameters
-    ----------
-    job : Job
-    found : spdist.Solution
-    what : str
-        The quantity that is the residual, in words.
-
-    Returns
-    -------
-    dict
-        The facts for the report.
-
-    Raises
-    ------
-    ConvergenceError
-        If the iterations did not converge.
+    `what`: the quantity that is the residual, in words.
+    Raises `ConvergenceError` if the iterations did not converge.
     """
     with open(job.out, "wb") as file:  # noqa: PTH123  (np.save would add a suffix to a name)
         np.save(file, found.x)

@@ -28,7 +28,7 @@ from spdist.options import (
     ExecutionOptions,
     OutputOptions,
     ProductOptions,
-    lists,
+    lists_keywords,
     options_of,
 )
 from spdist.storage import locations
@@ -46,7 +46,7 @@ IN_MEMORY_SHARE = 0.5
 """Share of the memory limit up to which a stored chain, with all partial products, is multiplied in memory."""
 
 
-@lists(ChainKeywords)
+@lists_keywords(ChainKeywords)
 def multi_matmul(matrices: Sequence[Any], out: str | Path | None = None, **keywords: Unpack[ChainKeywords]) -> Any:
     """Multiply several matrices in the order of fewest estimated products.
 

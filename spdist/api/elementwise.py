@@ -16,7 +16,7 @@ from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.semirings import PLUS_TIMES, Semiring, find
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import index_dtype, result_dtype
-from spdist.options import lists, options_of
+from spdist.options import lists_keywords, options_of
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.foreign import versions
 from spdist.storage.foreign.checked import checked
@@ -39,11 +39,11 @@ class ElementwiseKeywords(TypedDict, total=False):
     names: bool
 
 
-@lists(ElementwiseKeywords)
+@lists_keywords(ElementwiseKeywords)
 def ewise_add(
     a: Any, b: Any, out: str | Path, *, semiring: str | Semiring = "plus_times", **keywords: Unpack[ElementwiseKeywords]
 ) -> StoredMatrix:
-    """Add two stored matrices, each of which may be larger than memory; the result has an entry where either has one.
+    """Add two stored matrices, larger than memory or not; the result has an entry where either has one.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def ewise_add(
     return _combined(a, b, out, "sum", lambda p, q: merge(p, q, spec), keywords)
 
 
-@lists(ElementwiseKeywords)
+@lists_keywords(ElementwiseKeywords)
 def ewise_mult(a: Any, b: Any, out: str | Path, **keywords: Unpack[ElementwiseKeywords]) -> StoredMatrix:
     """Multiply two stored matrices entry by entry; the result has an entry where both have one.
 
@@ -116,7 +116,7 @@ def ewise_mult(a: Any, b: Any, out: str | Path, **keywords: Unpack[ElementwiseKe
     return _combined(a, b, out, "product", _intersection, keywords)
 
 
-@lists(ElementwiseKeywords)
+@lists_keywords(ElementwiseKeywords)
 @versions.watched()
 def apply(
     a: Any,

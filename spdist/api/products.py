@@ -21,7 +21,7 @@ from spdist.options import (
     ProductOptions,
     ReduceKeywords,
     VerifyKeywords,
-    lists,
+    lists_keywords,
     options_of,
     select,
 )
@@ -98,7 +98,7 @@ def save(
     return saving.save(url, matrix, row_names=row_names, column_names=column_names, overwrite=overwrite, steal=steal)
 
 
-@lists(PlanKeywords)
+@lists_keywords(PlanKeywords)
 def plan(a: MatrixLike, b: MatrixLike, **keywords: Unpack[PlanKeywords]) -> Plan:
     """Plan ``A @ B``: how it is cut, what each worker takes, what it should cost. Runs nothing.
 
@@ -137,7 +137,7 @@ def plan(a: MatrixLike, b: MatrixLike, **keywords: Unpack[PlanKeywords]) -> Plan
     return planning.plan(a, b, product, execution)
 
 
-@lists(MatmulKeywords)
+@lists_keywords(MatmulKeywords)
 def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[MatmulKeywords]) -> Any:
     """Multiply two sparse matrices in memory, or two stored ones whose product is stored at `out`.
 
@@ -191,7 +191,7 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
     return dispatch.matmul((a, b), out, product, execution, output)
 
 
-@lists(MultiplyKeywords)
+@lists_keywords(MultiplyKeywords)
 def multiply(
     a: MatrixLike,
     b: MatrixLike,
@@ -216,8 +216,8 @@ def multiply(
 
         - "auto" picks "scipy" or "numba", the engines of the CPU, for each block.
         - "cuda" has one GPU for each worker. It takes all values but integers of 8 or 16 bits.
-        - "hybrid" runs the workers of "cuda", and workers of one CPU core each. CPU workers take blocks so far ahead
-          that no GPU should wait for them.
+        - "hybrid" runs the workers of "cuda", and workers of one CPU core each. CPU workers take blocks far enough
+          ahead to finish them before the GPUs get there.
 
         Matrices stored in dense blocks have one kernel on the CPU, and one on the GPU for float and complex values.
     memory_limit : int or str, optional
@@ -225,20 +225,20 @@ def multiply(
         results, besides the memory of the idle worker; 2GiB by default. With GPUs: GPU memory; by default 0.9 of the
         free memory.
     host_limit : int or str, optional
-        With GPUs: bytes of host memory that each worker may take for blocks, those on their way to the GPU included;
-        8GiB by default.
+        With GPUs: maximum bytes of host memory for the blocks of each worker, including blocks on their way to the
+        GPU; 8GiB by default.
     grid : (int, int, int), optional
         Numbers of row, inner and column blocks; by default the plan finds the quickest.
     workers : int, optional
         Processes on this machine, which share its CPUs. By default this process does the work, with a thread for each
-        CPU; with several GPUs, one process for each. A small product is made without Dask, and has no dashboard. CPUs
-        are those that this process is bound to, within the quota of its control groups.
+        CPU; with several GPUs, one process for each. A small product is made without Dask, and has no dashboard. The
+        CPUs are the ones that this process is bound to, within the quota of its control groups.
     scheduler : str, distributed.Client or cluster, optional
         A running Dask scheduler, whose workers are used: its address, or a client or cluster of your own
         (`LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...), with its keys. With "hybrid", workers
         that see no GPU are cores.
     security : distributed.Security, optional
-        Keys for a scheduler at ``tls://``. By default those of the client or cluster, of Dask's configuration
+        Keys for a scheduler at ``tls://``. By default the keys of the client or cluster, of Dask's configuration
         (``distributed.comm.tls``), or of `workers` if it started the scheduler.
     resume : bool
         Continue an unfinished C by its stored plan. Starts afresh if there is no C; does nothing if C is finished. With
@@ -246,14 +246,14 @@ def multiply(
     overwrite : bool
         Replace an existing C, once the new one is whole.
     steal : bool
-        Take over from a run on another host that writes C and had no heartbeat for a minute. The run of a process
-        on this host that is dead is taken over without; a run that lives never is.
+        Take over from a run on another host that writes C and had no heartbeat for a minute. A dead run of this host is
+        taken over without this option; a live run never is.
     names : bool
         Whether C gets the names of A's rows and B's columns. Names in an AnnData that cannot be read are left out with
-        a warning; damaged names of a matrix of spdist's are an error.
+        a warning; damaged names of a matrix written by spdist are an error.
     semiring, mask, complement, triangle, epilogue, threshold, top_n
-        Changes to each row while it is made, as in `spgemm`; the mask is stored. Not with engine "scipy". If the grid
-        cuts the inner dimension, the semiring adds partial products before rows are cut.
+        Changes to each row while it is computed, as in `spgemm`; the mask is stored. Not with engine "scipy". If the
+        grid cuts the inner dimension, the semiring adds partial products before rows are cut.
     axis : {1, 0}
         Whether `top_n` and an epilogue's norm apply to rows (1) or columns (0), as in `spgemm`. By columns, transposed
         copies of A, B and the mask are written next to C, then the transpose of C, and C from it.
@@ -262,12 +262,12 @@ def multiply(
         and time to write; it is written again to resume.
     check : bool
         Verify C at the end. With options that change rows, all rows are checked against the options, and some rows
-        are made again: `Report.verification` says how many.
+        are recomputed: `Report.verification` says how many.
     record : str or Path, optional
         File for the seconds and bytes of each stage of each block, one JSON object a line. Lines with ``what`` tell how
         the run began, went on and ended; `spdist report` reads them.
     report : str or Path, optional
-        HTML file for the report of the run, also of one that fails: the page of the dashboard with its data inside.
+        HTML file for the report of the run, even if it fails: the page of the dashboard with its data inside.
 
     Returns
     -------
@@ -280,7 +280,7 @@ def multiply(
     SpdistError
         If the run failed; durable blocks stay, for `resume`.
     VerificationError
-        If `check` found C false.
+        If `check` found C to be wrong.
 
     Examples
     --------
@@ -297,7 +297,7 @@ def multiply(
         return jobs.multiply((a, b), c, product, execution, output, calls)
 
 
-@lists(ReduceKeywords)
+@lists_keywords(ReduceKeywords)
 def reduce(
     a: Any,
     b: Any,
@@ -339,7 +339,7 @@ def reduce(
     InputError
         If an argument is wrong.
     MatrixError
-        If shapes do not fit, or values are complex that a histogram would count.
+        If shapes do not fit, or the values of a histogram are complex.
     SpdistError
         If the run failed.
 
@@ -390,7 +390,7 @@ def spy(matrix: MatrixLike) -> DensityMap:
     Parameters
     ----------
     matrix : path, URL or StoredMatrix
-        Of at most 2^25 entries all are counted; of larger ones samples from each row of cells.
+        Up to 2^25 entries are all counted; in larger matrices, samples from each row of cells.
 
     Returns
     -------
@@ -450,7 +450,7 @@ def status(target: str | Path) -> dict[str, Any]:
     return status_of(target)
 
 
-@lists(VerifyKeywords)
+@lists_keywords(VerifyKeywords)
 def verify(a: MatrixLike, b: MatrixLike, c: MatrixLike, **keywords: Unpack[VerifyKeywords]) -> Verification:
     """Verify out of core that C is ``A @ B``, or ``A @ B`` changed by options.
 
@@ -505,8 +505,8 @@ def check(url: str | Path, *, progress: Callable[[int, int], None] | None = None
     """Read a stored matrix whole, in bounded memory, and name everything that is wrong with it.
 
     Metadata, Zarr chunks that are missing, altered or in another's place, offsets, columns, the order of rows, and what
-    dead runs left in the matrix or beside it. Altered metadata and swapped Zarr chunks are told only of matrices that
-    spdist wrote.
+    dead runs left in the matrix or beside it. Altered metadata and swapped Zarr chunks are detected only in
+    matrices written by spdist.
 
     Parameters
     ----------

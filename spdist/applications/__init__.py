@@ -1,1 +1,1 @@
-"""What products of sparse matrices are for: neighbours, co-occurrence, triangles, paths, clusters."""
+"""Applications of sparse products: neighbours, co-occurrence, triangles, paths, clusters."""

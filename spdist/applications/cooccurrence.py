@@ -1,10 +1,10 @@
-"""What occurs together: columns of an incidence matrix that share rows, counted or by pointwise mutual information."""
+"""Co-occurrence: columns of an incidence matrix that share rows, counted or by pointwise mutual information."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 
@@ -14,19 +14,20 @@ from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import Epilogue, ProductSpec
 from spdist.kernels.semirings import Semiring
-from spdist.options import ApplicationKeywords, ExecutionOptions, lists, options_of
+from spdist.options import ApplicationKeywords, ExecutionOptions, lists_keywords, options_of
 from spdist.storage.foreign import versions
 
-MEASURES = ("count", "pmi")
+Measure = Literal["count", "pmi"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 
-@lists(ApplicationKeywords)
+@lists_keywords(ApplicationKeywords)
 @versions.watched()
 def cooccurrence(
     a: Any,
     out: str | Path | None = None,
     *,
-    measure: Literal["count", "pmi"] = "count",
+    measure: Measure = "count",
     threshold: float | None = None,
     top_n: int | None = None,
     triangle: str | None = None,
@@ -43,12 +44,12 @@ def cooccurrence(
     out : str or Path, optional
         Where to store C; required for a stored matrix.
     measure : {"count", "pmi"}
-        The number of rows that items i and j share, or log(shared * rows / (rows of i * rows of j)) [1]_, of which a
-        `threshold` of 0 keeps what occurs together more often than by chance.
+        The number of rows that items i and j share, or log(shared * rows / (rows of i * rows of j)) [1]_. With
+        the logarithm, a `threshold` of 0 keeps pairs that occur together more often than by chance.
     threshold : float, optional
-        Least value that is kept.
+        Least value to keep.
     top_n : int, optional
-        Items that are kept for each item: those of the largest values. An item is not counted with itself.
+        Number of items to keep for each item, largest values first. An item is not counted with itself.
     triangle : {"upper"}, optional
         Store each pair once, above the diagonal.
     check : bool
@@ -86,7 +87,7 @@ def cooccurrence(
     execution.check()
     if measure not in MEASURES:
         raise InputError(f"measure={measure!r} is not one of {', '.join(MEASURES)}")
-    ProductSpec(top_n=top_n, threshold=threshold, triangle=triangle)  # refuses what they cannot be
+    ProductSpec(top_n=top_n, threshold=threshold, triangle=triangle)  # raises for invalid values
     matrix = opened(a, "counts")
     place = place_of_result(out, matrix, "counts")
     options = {"threshold": threshold, "top_n": top_n, "triangle": triangle}

@@ -1,4 +1,4 @@
-"""Operands of applications that are files of other programs: they are imported, and the import goes in the end."""
+"""Operands of applications that are files of other programs: imported first, and the import removed at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.target import check_target
-from spdist.options import FILE_DEFAULTS, FileKeywords, TaskKeywords, select
+from spdist.options import DEFAULTS, FileKeywords, TaskKeywords, select
 from spdist.shown import without_secrets
 from spdist.storage import locations
 from spdist.storage.external_sort import Duplicates
@@ -25,12 +25,12 @@ from spdist.storage.targets.processes import name_of_writer, writer_lives
 def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
     """Return the format of an operand that is a file; None if it is a matrix, in memory or stored.
 
-    `operand`: ``"-"`` is standard input. A local file is always imported; of other places the ending decides.
+    `operand`: ``"-"`` is standard input. A local file is always imported; the ending of other paths decides.
     `keywords`: of the call; the names of `FileKeywords` say how to read a file.
     Raises `InputError` if the format of a file is not known, or a matrix should be read as a file.
     """
     read = select(keywords, FileKeywords)
-    how = {name: value for name, value in read.items() if value != FILE_DEFAULTS[name]}
+    how = {name: value for name, value in read.items() if value != DEFAULTS[name]}
     if isinstance(operand, str | Path):
         given, _ = parted(str(operand))
         path = given if given == STANDARD_INPUT else locations.normalise(given)
@@ -53,12 +53,12 @@ def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
 def imported(
     operand: Any, place: AbstractContextManager[str], keywords: Mapping[str, object], *, duplicates: Duplicates
 ) -> Iterator[Any]:
-    """Yield an operand; if it is a file, the matrix that it is imported to, with names of vertices where it has any.
+    """Yield an operand; if it is a file, the matrix imported from it, with the names of vertices if it has any.
 
-    `place`: gives the place of the matrix, which is removed in the end; entered only for a file.
+    `place`: yields the path of the matrix, which is removed at the end; entered only for a file.
     `keywords`: of the call; the names of `FileKeywords` say how to read a file.
     `duplicates`: how several edges from one vertex to another are combined.
-    Raises `SpdistError` Names the file, not the matrix that it was imported to.
+    Raises `SpdistError` that names the file, not the imported matrix.
     """
     kind = file_format(operand, keywords)
     if kind is None:
@@ -81,13 +81,13 @@ def imported(
 
 @contextmanager
 def beside(out: str | Path | None, what: str, keywords: TaskKeywords) -> Iterator[str]:
-    """Hold a result's place while a file is imported beside it; yield where the import goes.
+    """Lock the target of a result while a file is imported beside it; yield the path of the import.
 
-    Workers see the matrix there, and a disk with room for the result has room for it. A resumed run imports the file
+    Workers see that path, and its disk has space for a result. A resumed run imports the file
     again, to a matrix of the same fingerprint.
 
     `what`: the result, as the message names it.
-    Raises `InputError` if the result has no place, or may not be written there.
+    Raises `InputError` if the result has no path, or may not be written there.
     """
     if out is None:
         raise InputError(f"the {what} of a file are stored: say where, with out='C.zarr'")
@@ -100,9 +100,9 @@ def beside(out: str | Path | None, what: str, keywords: TaskKeywords) -> Iterato
 
 @contextmanager
 def in_folder(folder: str | Path | None = None) -> Iterator[str]:
-    """Yield a place for a matrix in a folder, by default the one for temporary files; in the end delete what is there.
+    """Yield a path for a matrix in a folder, by default the folder for temporary files; delete it at the end.
 
-    What killed processes left in the folder is deleted first.
+    Remains of killed processes in the folder are deleted first.
     """
     target = f"{locations.normalise(tempfile.gettempdir() if folder is None else folder)}/temporary"
     place = f"{target}{locations.FAMILY}of.{name_of_writer()}"

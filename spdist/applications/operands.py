@@ -23,14 +23,17 @@ from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
 
 PART_ENTRIES = 1 << 20
-"""Entries of a stored matrix that are read at a time."""
+"""Entries of a stored matrix read at a time."""
+
+WEIGHTS = "finite weights of 0 and more"
+"""Values that graphs may have, for messages."""
 
 
 def opened(matrix: Any, what: str) -> Any:
-    """Return a matrix as SciPy's `csr_array` if it is in memory, opened and known to be sound if it is stored.
+    """Return a matrix in memory as SciPy's `csr_array`, a stored matrix opened and checked.
 
-    `what`: what reads it, for messages.
-    Raises `InputError` if it is no matrix, or stored in dense blocks.
+    `what`: the result that needs it, for messages.
+    Raises `InputError` if it is not a matrix, or stored in dense blocks.
     """
     if are_in_memory(matrix, matrix, None):
         return from_scipy(sp.csr_array(matrix)).to_scipy()
@@ -49,12 +52,12 @@ def parts(m: Any) -> Iterator[tuple[int, CSR]]:
 
 
 def name_of(m: Any) -> str:
-    """Return what messages call a matrix."""
+    """Return the name of a matrix in messages."""
     return m.url if isinstance(m, StoredMatrix) else "the matrix"
 
 
 def check_square(m: Any) -> None:
-    """Refuse a matrix that is not square, or empty."""
+    """Raise if a matrix is not square, or is empty."""
     nrows, ncols = m.shape
     if not nrows and not ncols:
         raise MatrixError(f"{name_of(m)} is empty (0 x 0); a graph has at least one vertex: name another")
@@ -66,7 +69,7 @@ def check_square(m: Any) -> None:
 
 
 def check_values(m: Any, fit: Callable[[Any], Any], needed: str) -> None:
-    """Refuse a matrix that holds a value that does not fit; rows are read some at a time.
+    """Raise if a value of a matrix does not fit; rows are read in parts.
 
     `fit`: takes an array of values; returns a bool for each.
     `needed`: the values that fit, in words.
@@ -85,17 +88,17 @@ def check_values(m: Any, fit: Callable[[Any], Any], needed: str) -> None:
 
 
 def _shown(m: Any, number: int, axis: Literal["row", "column"]) -> str:
-    """Return what messages call a row or column of a matrix: its number, and its name if it has one."""
+    """Return a row or column of a matrix for messages: its number, and its name if it has one."""
     names = getattr(m, f"{axis}_names") if isinstance(m, StoredMatrix) else None
     return f"{axis} {number:,}" if names is None else f"{axis} {number:,} ({one_line(repr(names[number]), 40)})"
 
 
 def place_of_result(out: str | Path | None, m: Any, what: str) -> str:
-    """Return where a result goes, normalised; empty if it stays in memory.
+    """Return the normalised path of a result; empty if it stays in memory.
 
     `m`: the operand.
     `what`: the result, as the message names it.
-    Raises `InputError` if the result of a stored matrix has no place.
+    Raises `InputError` if the result of a stored matrix has no path.
     """
     if out is not None:
         return locations.normalise(out)
@@ -105,26 +108,26 @@ def place_of_result(out: str | Path | None, m: Any, what: str) -> str:
 
 
 class Mode(TypedDict):
-    """How `spdist.save` treats what is at its place."""
+    """Treatment of an existing matrix by `spdist.save`."""
 
     overwrite: bool
     steal: bool
 
 
 def mode_of(keywords: ApplicationKeywords) -> Mode:
-    """Return how `spdist.save` treats what is at its place."""
+    """Return the keywords of `spdist.save` that say how to treat an existing matrix."""
     return {"overwrite": keywords.get("overwrite", False), "steal": keywords.get("steal", False)}
 
 
 def copy_of(
     m: StoredMatrix, place: str, change: Callable[[int, CSR], CSR], dtype: np.dtype[Any], names: bool, **facts: str
 ) -> StoredMatrix:
-    """Store a matrix with each of its rows changed, some rows at a time.
+    """Store a copy of a matrix with its rows changed, in parts.
 
-    `place`: where; nothing may be there.
-    `change`: takes the number of the first row, and rows; returns as many rows, canonical, of `dtype`.
+    `place`: path of the copy; must be free.
+    `change`: takes the number of the first row, and rows; returns the changed rows, canonical, of `dtype`.
     `names`: whether the copy has the names of the matrix.
-    `**facts`: kept with the copy.
+    `**facts`: stored with the copy.
     """
     carried = names_for(place, m.names) if names else NO_NAMES
     writer = MatrixWriter(place, m.ncols, dtype, dict(facts), carried)
@@ -135,10 +138,10 @@ def copy_of(
 
 @contextmanager
 def scratch(target: str, *names: str) -> Iterator[list[str]]:
-    """Give places beside a result for matrices on the way to it, and remove these matrices in the end.
+    """Yield paths beside a result for intermediate matrices, and remove these at the end.
 
-    `target`: normalised and held. What dead runs left there is removed, but for an unfinished result.
-    Yields A place for each name.
+    `target`: normalised and locked. Remains of dead runs are removed, except an unfinished result.
+    Yields a path for each name.
     """
     remove_useless_remains(target)
     places = [f"{target}.spdist-{name}" for name in names]

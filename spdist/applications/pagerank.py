@@ -9,17 +9,16 @@ from typing import Any, Unpack
 import numpy as np
 
 from spdist.applications.files import imported, in_folder
-from spdist.applications.graphs import NEEDED
-from spdist.applications.operands import check_square, check_values
+from spdist.applications.operands import WEIGHTS, check_square, check_values
 from spdist.interop.rows import to_scipy
 from spdist.jobs.operands import open_operand
 from spdist.operators import solvers
 from spdist.operators.solvers import Solution
-from spdist.options import FileKeywords, lists, options_of
+from spdist.options import FileKeywords, lists_keywords, options_of
 from spdist.storage.matrix import StoredMatrix
 
 
-@lists(FileKeywords)
+@lists_keywords(FileKeywords)
 def pagerank(
     links: Any,
     *,
@@ -85,8 +84,8 @@ def pagerank(
         names = None
         if isinstance(graph, str | Path | StoredMatrix):
             stored = open_operand(graph)
-            if stored.blocksize is None:  # what is wrong is named by its place in the file
+            if stored.blocksize is None:  # errors name the line of the file
                 check_square(stored)
-                check_values(stored, lambda x: np.isfinite(x) & (x >= 0), NEEDED)
+                check_values(stored, lambda x: np.isfinite(x) & (x >= 0), WEIGHTS)
             graph, names = to_scipy(stored), stored.row_names
     return replace(solvers.pagerank(graph, **options), names=names)

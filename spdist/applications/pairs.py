@@ -1,4 +1,4 @@
-"""Products of a matrix with itself that leave the diagonal out: what pairs of rows, or of columns, have in common."""
+"""Products of a matrix with its transpose, without the diagonal: similarities of pairs of rows or columns."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def multiply_pairs(
 
     `place`: where C goes, normalised; empty if it stays in memory.
     `options`: of the product: semiring, epilogue, threshold, top-n, triangle.
-    `by_columns`: whether pairs are of columns, ``A.T @ A``, and not of rows, ``A @ A.T``.
+    `by_columns`: whether pairs are columns, ``A.T @ A``, or rows, ``A @ A.T``.
     `change`: (callable, dtype), optional: changes rows before they are multiplied, to values of this dtype.
     `check, callbacks`: as in `multiply`.
-    Returns in memory if the matrix is; the report of a stored C.
+    Returns C in memory if the matrix is in memory, else the report of a stored C.
     """
     count = int(matrix.shape[1 if by_columns else 0])
     check_axes(place, (count, count))

@@ -1,8 +1,9 @@
-"""Lengths of shortest paths: of at most some hops from some vertices, or between all pairs."""
+"""Lengths of shortest paths: from some vertices or between all pairs, optionally limited in hops."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -12,17 +13,16 @@ import scipy.sparse as sp
 from spdist.api import products as api
 from spdist.applications.files import beside, imported
 from spdist.applications.operands import check_square, check_values, copy_of, mode_of, opened, parts, place_of_result
-from spdist.applications.steps import OnStep, Steps, held, ignore_step, kept_workers
-from spdist.errors import InputError
-from spdist.foundation.units import check_count, counted
+from spdist.applications.steps import OnStep, StoredIteration, held, ignore_step, kept_workers
+from spdist.applications.vertices import rows_of_vertices
+from spdist.foundation.units import check_count
 from spdist.jobs.report import Callbacks
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import (
-    ApplicationKeywords,
     EngineKeywords,
     ExecutionOptions,
     TaskKeywords,
-    lists,
+    lists_keywords,
     options_of,
     select,
 )
@@ -34,7 +34,7 @@ ROUNDINGS = 1000
 """Number of roundings by which a path may become shorter without counting as changed."""
 
 
-@lists(TaskKeywords)
+@lists_keywords(TaskKeywords)
 @versions.watched()
 def shortest_paths(
     graph: Any,
@@ -107,121 +107,93 @@ def shortest_paths(
         matrix = opened(operand, "paths")
         place = place_of_result(out, matrix, "paths")
         check_square(matrix)
-        first = None if sources is None else _rows_of(sources, matrix)
+        first = None if sources is None else rows_of_vertices(sources, matrix)
         check_axes(place, (matrix.shape[0] if first is None else len(first), matrix.shape[0]))
         check_values(matrix, lambda x: x >= 0, "lengths of 0 and more")  # NaN is neither
+        search = _Search(matrix, first, hops, on_step)
         if not isinstance(matrix, StoredMatrix):
-            found = _in_memory(matrix, first, hops, on_step, keywords)
+            found = search.in_memory(select(keywords, EngineKeywords))
             return found if out is None else api.save(place, found, **mode_of(keywords))
-        identity = f"shortest_paths {matrix.fingerprint()} {first} {hops}"
-        steps, resume = Steps(place, identity), keywords.get("resume", False)
+        steps = StoredIteration(place, f"shortest_paths {matrix.fingerprint()} {first} {hops}")
         with held(steps, keywords) as is_finished:
             if not is_finished:
                 with kept_workers(keywords) as where:
                     more = {**where, "callbacks": callbacks, "names": keywords.get("names", True)}
-                    steps.finish(_stored(matrix, first, hops, steps, resume, on_step, more))
+                    steps.finish(search.stored(steps, more, resume=keywords.get("resume", False)))
             steps.remove()
     return open_matrix(place)
 
 
-def _rows_of(sources: Sequence[int | str], matrix: Any) -> list[int]:
-    """Return the rows of some vertices, which are given by number or by name.
+@dataclass(frozen=True)
+class _Search:
+    """The paths to find: from each source a row of D, by products over min_plus."""
 
-    Raises `InputError` if one is no vertex.
-    """
-    n = matrix.shape[0]
-    if isinstance(sources, str) or not len(sources) or not all(isinstance(x, int | np.integer | str) for x in sources):
-        raise InputError(
-            f"sources={sources!r} is not a list of vertices: name some, counted from 0, for instance [0, 17]"
-        )
-    named = matrix.row_names if isinstance(matrix, StoredMatrix) else None
-    wanted = {one for one in sources if isinstance(one, str)}
-    rows: dict[str, list[int]] = {one: [] for one in wanted}
-    for row, name in enumerate(named if named is not None and wanted else ()):
-        if name in wanted:
-            rows[name].append(row)
-    has_numbers = named is None or not any(name.isdigit() for name in named)
-    found = [_row_of(one, rows, has_numbers, n) for one in sources]
-    if wrong := [one for one in found if not 0 <= one < n]:
-        raise InputError(f"sources: vertex {wrong[0]} of a graph of {counted(n, 'vertex')}; they are counted from 0")
-    return found
+    edges: Any
+    sources: Sequence[int] | None  # rows of the vertices from which paths start; None for all
+    hops: int | None  # most edges of a path; None for any number
+    on_step: OnStep
 
+    def steps(self) -> Iterator[tuple[int, bool]]:
+        """Yield for each step the hops after it, and whether it multiplies D by itself instead of by the edges."""
+        done = 1 if self.sources is None else 0
+        while self.hops is None or done < self.hops:
+            doubles = self.sources is None and (self.hops is None or 2 * done <= self.hops)
+            done += done if doubles else 1
+            yield done, doubles
 
-def _row_of(source: int | str, rows: dict[str, list[int]], has_numbers: bool, n: int) -> int:
-    """Return the row of a vertex: a text is its name or, if no vertex has a number as its name, its number."""
-    if not isinstance(source, str):
-        return int(source)
-    if has_numbers and source.isdecimal() and source.isascii():
-        return int(source)
-    if len(rows[source]) != 1:
-        times = f"is the name of {len(rows[source]):,} vertices" if rows[source] else "is the name of no vertex"
-        raise InputError(f"sources: {source!r} {times} of {n:,}; name others")
-    return rows[source][0]
+    def first_rows(self) -> Any:
+        """Return a row for each source, with length 0 at itself."""
+        sources, n, dtype = self.sources or (), self.edges.shape[0], self.edges.dtype
+        places = np.arange(len(sources)), np.asarray(sources)
+        return sp.csr_array((np.zeros(len(sources), dtype), places), shape=(len(sources), n))
 
+    def in_memory(self, engine: EngineKeywords) -> Any:
+        """Return D of edges in memory."""
+        edges = _with_loops(0, from_scipy(self.edges)).to_scipy()
+        before = edges if self.sources is None else self.first_rows()
+        for step, (hops, doubles) in enumerate(self.steps(), 1):
+            right = before if doubles else edges
+            after = sp.csr_array(api.matmul(before, right, semiring="min_plus", **engine))
+            self.on_step(step, {"hops": hops, "pairs": after.nnz})
+            converged, before = _are_same(before, after), after
+            if converged:
+                break
+        return before
 
-def _schedule(sources: Sequence[int] | None, hops: int | None) -> Iterator[tuple[int, bool]]:
-    """Yield of each step the hops after it, and whether D is multiplied with itself, not with the edges."""
-    done = 1 if sources is None else 0
-    while hops is None or done < hops:
-        doubles = sources is None and (hops is None or 2 * done <= hops)
-        done += done if doubles else 1
-        yield done, doubles
+    def stored(self, kept: StoredIteration, options: dict[str, Any], *, resume: bool) -> int:
+        """Take the missing steps; return the number of the step whose matrix is D.
 
+        The matrix of step 0 is the edges, with loops. With sources, step 1 has the first D.
+        """
+        first, last = (0 if self.sources is None else 1), self._begin(kept, options["names"], resume)
+        for step, (hops, doubles) in enumerate(self.steps(), first + 1):
+            if step < last:
+                continue
+            before, after = kept.place(step - 1), kept.place(step)
+            if step > last:
+                right = before if doubles else kept.place(0)
+                api.multiply(before, right, after, semiring="min_plus", resume=True, **options)
+                self.on_step(step - first, {"hops": hops, "pairs": open_matrix(after).nnz})
+                last = step
+            earlier = kept.matrix(step - 1)  # removed if the run that took this step went on
+            if earlier is not None and _are_same(earlier, open_matrix(after)):
+                break
+            kept.remove(keep=(0, step))
+        return last
 
-def _in_memory(
-    matrix: Any, sources: Sequence[int] | None, hops: int | None, on_step: OnStep, keywords: ApplicationKeywords
-) -> Any:
-    edges = _with_loops(0, from_scipy(matrix)).to_scipy()
-    before = edges if sources is None else _first_rows(edges.shape[0], sources, edges.dtype)
-    for step, (done, doubles) in enumerate(_schedule(sources, hops), 1):
-        after = sp.csr_array(
-            api.matmul(before, before if doubles else edges, semiring="min_plus", **select(keywords, EngineKeywords))
-        )
-        on_step(step, {"hops": done, "pairs": after.nnz})
-        done_with, before = _are_same(before, after), after
-        if done_with:
-            break
-    return before
+    def _begin(self, kept: StoredIteration, names: bool, resume: bool) -> int:
+        """Store the matrices before the first product, if they are missing; return the last step that is stored."""
 
+        def write(place: str, facts: dict[str, str]) -> None:
+            copy_of(self.edges, place, _with_loops, self.edges.dtype, names, **facts)
 
-def _stored(
-    matrix: StoredMatrix,
-    sources: Sequence[int] | None,
-    hops: int | None,
-    steps: Steps,
-    resume: bool,
-    on_step: OnStep,
-    options: dict[str, Any],
-) -> int:
-    """Take the steps that are missing; return the number of the one whose matrix is D.
-
-    The edges, with loops, are the matrix of step 0; from sources the first D is that of step 1.
-    """
-
-    def write(place: str, facts: dict[str, str]) -> None:
-        copy_of(matrix, place, _with_loops, matrix.dtype, options["names"], **facts)
-
-    first = 0 if sources is None else 1
-    last = steps.begin(write, resume=resume)
-    if last < first:
-        names = matrix.names.readable().rows if options["names"] else None
-        named = None if names is None else names.to_array()[list(sources or ())]
-        api.save(steps.place(1), _first_rows(matrix.nrows, sources or (), matrix.dtype), row_names=named)
-        last = 1
-    for step, (done, doubles) in enumerate(_schedule(sources, hops), first + 1):
-        before, after = steps.place(step - 1), steps.place(step)
-        if step < last:
-            continue
-        if step > last:
-            right = before if doubles else steps.place(0)
-            api.multiply(before, right, after, semiring="min_plus", resume=True, **options)
-            on_step(step - first, {"hops": done, "pairs": open_matrix(after).nnz})
-            last = step
-        earlier = steps.matrix(step - 1)  # gone if the run that took this step went on
-        if earlier is not None and _are_same(earlier, open_matrix(after)):
-            break
-        steps.remove(keep=(0, step))
-    return last
+        last = kept.begin(write, resume=resume)
+        if self.sources is None or last >= 1:
+            return last
+        of_edges = self.edges.names.readable().rows if names else None
+        of_sources = None if of_edges is None else of_edges.to_array()[list(self.sources)]
+        api.save(kept.place(1), self.first_rows(), row_names=of_sources)
+        return 1
 
 
 def _with_loops(start: int, rows: CSR) -> CSR:
@@ -234,14 +206,8 @@ def _with_loops(start: int, rows: CSR) -> CSR:
     return from_scipy(sp.csr_array((data, places), shape=rows.shape))
 
 
-def _first_rows(n: int, sources: Sequence[int], dtype: np.dtype[Any]) -> Any:
-    """Return a row for each source, with length 0 at itself."""
-    places = np.arange(len(sources)), np.asarray(sources)
-    return sp.csr_array((np.zeros(len(sources), dtype), places), shape=(len(sources), n))
-
-
 def _are_same(p: Any, q: Any) -> bool:
-    """Whether two matrices are equal but for rounding errors, which may shorten a path for many steps.
+    """Whether two matrices are equal up to rounding errors, which may shorten a path for many steps.
 
     `p, q`: of one shape; paths in `q` are no longer than in `p`.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 
@@ -14,13 +14,14 @@ from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
-from spdist.options import ExecutionOptions, TaskKeywords, lists, options_of
+from spdist.options import ExecutionOptions, TaskKeywords, lists_keywords, options_of
 from spdist.storage.foreign import versions
 
-METRICS = ("cosine", "inner_product")
+Metric = Literal["cosine", "inner_product"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
-@lists(TaskKeywords)
+@lists_keywords(TaskKeywords)
 @versions.watched()
 def similarity(
     a: Any,
@@ -28,7 +29,7 @@ def similarity(
     *,
     top_n: int = 10,
     threshold: float = 0.0,
-    metric: str = "cosine",
+    metric: Metric = "cosine",
     check: bool = False,
     callbacks: Callbacks | None = None,
     **keywords: Unpack[TaskKeywords],
@@ -43,7 +44,7 @@ def similarity(
     out : str or Path, optional
         Where to store C; required for a stored matrix and for a file. C has the names of the rows.
     top_n : int
-        Rows that are kept for each row: the most similar. A row is not compared with itself.
+        Number of rows to keep for each row, most similar first. A row is not compared with itself.
     threshold : float
         Least similarity. Rows that share nothing are never similar.
     metric : {"cosine", "inner_product"}
@@ -81,13 +82,13 @@ def similarity(
     execution.check()
     if metric not in METRICS:
         raise InputError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
-    ProductSpec(top_n=top_n, threshold=threshold)  # refuses what they cannot be
+    ProductSpec(top_n=top_n, threshold=threshold)  # raises for invalid values
     with imported(a, beside(out, "similarities", keywords), keywords, duplicates="sum") as operand:
         matrix = opened(operand, "similarities")
         place = place_of_result(out, matrix, "similarities")
         check_values(matrix, np.isfinite, "finite real values")
         dtype = matrix.dtype if matrix.dtype.kind == "f" or metric != "cosine" else np.dtype(np.float64)
-        least = np.finfo(dtype).tiny if dtype.kind == "f" else 1  # what shares nothing is not similar
+        least = np.finfo(dtype).tiny if dtype.kind == "f" else 1  # rows that share nothing are not similar
         options = {"top_n": top_n, "threshold": max(threshold, float(least))}
         change = None if metric != "cosine" else (lambda rows: _unit_rows(rows, dtype), dtype)
         return multiply_pairs(matrix, place, options, keywords, change=change, check=check, callbacks=callbacks)

@@ -19,9 +19,9 @@ from spdist.storage.lock import hold_target, remove_remains
 from spdist.storage.matrix import StoredMatrix, open_matrix
 
 STEP = ".spdist-step-"
-"""Begins the end of a step's name."""
+"""Suffix of the target in the name of a step, before its number."""
 STEPS_OF = "steps_of"
-"""Fact of the first matrix of an iteration, and of its result: what the iteration depends on."""
+"""Key of the fact, of the first matrix and of the result, that holds the parameters of the iteration."""
 OnStep = Callable[[int, dict[str, Any]], None]
 """Called after each step with its number and facts about it."""
 
@@ -31,10 +31,10 @@ def ignore_step(step: int, facts: dict[str, Any]) -> None:
 
 
 @contextmanager
-def held(steps: Steps, keywords: ApplicationKeywords) -> Iterator[bool]:
-    """Hold the place of an iteration's result; yield whether the result that is to be resumed is there already.
+def held(steps: StoredIteration, keywords: ApplicationKeywords) -> Iterator[bool]:
+    """Lock the target of an iteration; yield whether the result to resume is finished already.
 
-    Refuses a place that may not be written.
+    Raises if the target may not be written.
     """
     if not (keywords.get("resume", False) and steps.are_finished()):
         check_target(steps.target, overwrite=keywords.get("overwrite", False))
@@ -44,7 +44,7 @@ def held(steps: Steps, keywords: ApplicationKeywords) -> Iterator[bool]:
 
 @contextmanager
 def held_file(out: str | Path, keywords: ApplicationKeywords) -> Iterator[Path]:
-    """Hold the lock of a file's place; yield a temporary path, whose file replaces the old one at the end."""
+    """Lock the path of a file; yield a temporary path, whose file replaces the old one at the end."""
     target, overwrite = locations.normalise(out), keywords.get("overwrite", False)
     with _held_with_steps(target, keywords), staged_file(target, overwrite=overwrite) as place:
         yield place
@@ -52,7 +52,7 @@ def held_file(out: str | Path, keywords: ApplicationKeywords) -> Iterator[Path]:
 
 @contextmanager
 def _held_with_steps(target: str, keywords: ApplicationKeywords) -> Iterator[None]:
-    """Hold a target; remove what dead runs left there, except the steps that are to be resumed."""
+    """Lock a target; remove remains of dead runs, except steps to resume."""
     with hold_target(target, steal=keywords.get("steal", False)):
         places = [place for place in locations.relatives(target) if place.startswith(f"{target}{STEP}")]
         remove_remains(target, keep=tuple(places) if keywords.get("resume", False) else ())
@@ -61,13 +61,13 @@ def _held_with_steps(target: str, keywords: ApplicationKeywords) -> Iterator[Non
 
 @contextmanager
 def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
-    """Yield where all products of an iteration run; worker processes that are needed start once."""
+    """Yield the keywords that say where all products of an iteration run; worker processes start once."""
     where = select(keywords, WhereKeywords)
     engine, count = where.get("engine", "auto"), where.get("workers")
     if where.get("scheduler") is None and engine in GPU_ENGINES and count is None:
         from spdist.scheduler.execution.worker_process import count_gpus
 
-        count = count_gpus() if count_gpus() > 1 else None  # one works in this process
+        count = count_gpus() if count_gpus() > 1 else None  # a single GPU is used by this process
     if count is None or engine == "hybrid":
         yield where
         return
@@ -79,21 +79,21 @@ def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """The matrices of the steps of an iteration, so that one that was stopped goes on where it was."""
+class StoredIteration:
+    """The stored matrices of an iteration's steps, from which a stopped iteration can resume."""
 
     target: str  # the result, normalised; the matrices lie beside it
-    identity: str  # what the iteration depends on. Steps of another iteration are removed.
+    identity: str  # parameters of the iteration; steps of other parameters are removed
 
     def place(self, step: int, suffix: str = "") -> str:
-        """Return where the matrix of a step lies; of the first, 0, what the iteration begins with."""
+        """Return the path of the matrix of a step; step 0 is the start of the iteration."""
         return f"{self.target}{STEP}{step}{suffix}"
 
     def begin(self, write: Callable[[str, dict[str, str]], object], *, resume: bool) -> int:
-        """Make sure that the first matrix is there; return the last step that is.
+        """Make sure that the first matrix exists; return the last step that does.
 
-        `write`: called as ``write(place, facts)``: stores the first matrix with these facts.
-        `resume`: whether to go on with the steps that are there.
+        `write`: called as ``write(place, facts)`` to store the first matrix with these facts.
+        `resume`: whether to continue from the stored steps.
         """
         first = self.place(0)
         facts = groups.read_facts(first) if resume and locations.exists(first) else {}
@@ -113,8 +113,8 @@ class Steps:
         put_in_place(self.place(last), self.target)
 
     def matrix(self, step: int) -> StoredMatrix | None:
-        """Return the matrix of a step, if it is there and whole."""
-        with suppress(MatrixError):  # not there, or unfinished; one that cannot be read is no reason to begin anew
+        """Return the matrix of a step, if it exists and is whole."""
+        with suppress(MatrixError):  # missing or unfinished; a read error must not restart the iteration
             return open_matrix(self.place(step))
         return None
 

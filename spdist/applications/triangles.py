@@ -15,7 +15,7 @@ from spdist.applications.files import imported, in_folder
 from spdist.applications.operands import check_square, opened, parts
 from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array
-from spdist.options import CountKeywords, ExecutionOptions, WhereKeywords, lists, options_of, select
+from spdist.options import CountKeywords, ExecutionOptions, WhereKeywords, lists_keywords, options_of, select
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.foreign import versions
@@ -38,7 +38,7 @@ class TriangleCount:
     edges: int
 
 
-@lists(CountKeywords)
+@lists_keywords(CountKeywords)
 @versions.watched()
 def triangles(
     graph: Any,
@@ -100,16 +100,14 @@ def triangles(
             lower: Any = _stored_lower_part(matrix, order, stack.enter_context(in_folder(folder)))
         else:
             found = _lower(matrix.tocoo().row, matrix.indices, order)
-            lower = sp.csr_array(
-                (found.values, (found.rows, found.columns)), shape=(n, n)
-            )  # adds up what is there twice
+            lower = sp.csr_array((found.values, (found.rows, found.columns)), shape=(n, n))  # adds up duplicates
         options: dict[str, Any] = {"semiring": "plus_pair", "mask": lower, **select(keywords, WhereKeywords)}
         count = api.reduce(lower, lower, "sum", callbacks=callbacks, **options)
         return TriangleCount(int(count), n, lower.nnz)
 
 
 def _by_degree(m: Any) -> Int64Array:
-    """Return the place of each vertex in the order of degrees; an edge that is stored twice counts twice."""
+    """Return the rank of each vertex by degree; an edge that is stored twice counts twice."""
     degrees = np.zeros(m.shape[0], np.int64)
     for start, rows in parts(m):
         degrees[start : start + rows.nrows] += np.diff(rows.indptr)
@@ -120,7 +118,7 @@ def _by_degree(m: Any) -> Int64Array:
 
 
 def _lower(rows: Any, columns: Any, order: Int64Array) -> Entries:
-    """Return edges, from the vertex of the later place to the other; no loops."""
+    """Return the edges from the vertex of higher rank to the other, without loops."""
     one, other = order[rows], order[columns]
     edges = one != other
     low, high = np.minimum(one[edges], other[edges]), np.maximum(one[edges], other[edges])
@@ -128,7 +126,7 @@ def _lower(rows: Any, columns: Any, order: Int64Array) -> Entries:
 
 
 def _stored_lower_part(m: StoredMatrix, order: Int64Array, place: str) -> StoredMatrix:
-    """Store the edges of a graph in the order of degrees, each once."""
+    """Store each edge of a graph once, with vertices ordered by degree."""
     with staged_matrix(place, overwrite=True) as stage:
         sorter = RowSorter(stage.scratch, m.shape, np.dtype(np.int8), expected=m.nnz, duplicates="first")
         for start, rows in parts(m):

@@ -1,4 +1,4 @@
-"""Commands of what products are for: neighbours, co-occurrence, triangles, paths, clusters, ranks."""
+"""Commands of applications: neighbours, co-occurrence, triangles, paths, clusters, ranks."""
 
 from __future__ import annotations
 
@@ -8,50 +8,41 @@ import os
 from dataclasses import asdict, replace
 from typing import Any
 
-from spdist.cli.options import (
-    STEAL,
-    add_engine_options,
-    add_file_options,
-    add_names,
-    add_scheduler_options,
-    add_workers,
-    count_of,
-    file_options,
-)
-from spdist.cli.verbs import FILE, GRAPH, MATRIX, PRODUCT, Verbs, goes_to_standard_output, print_json, security_of
+from spdist.cli.options import add_mode, add_options, chosen, count_of, given
+from spdist.cli.verbs import FILE, GRAPH, MATRIX, PRODUCT, Verbs, goes_to_standard_output, print_json
 from spdist.errors import InputError, one_line
 from spdist.foundation import phases
 from spdist.foundation.standard_output import standard_output
 from spdist.foundation.units import counted
+from spdist.options import ApplicationKeywords, CountKeywords, FileKeywords, TaskKeywords, WhereKeywords, WorkerKeywords
 
 WALKS = {"host": "in memory", "gpu": "on the GPU", "storage": "in storage"}
-"""Where walks of Markov clustering were, in words."""
+"""Names of the memory that held the walks of Markov clustering."""
 SCHEMES = {
     1: (3_000, 400, 500), 2: (4_000, 500, 600), 3: (5_000, 600, 700), 4: (6_000, 700, 800),
     5: (7_000, 800, 900), 6: (10_000, 1_100, 1_400), 7: (10_000, 1_200, 1_600),
 }  # fmt: skip
-"""Prune, select and recover numbers of mcl's schemes."""
+"""Values of `prune`, `select` and `recover` in each scheme of mcl."""
 
 
 def add_application_verbs(verbs: Verbs) -> None:
     """Add the verbs of applications."""
     sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", a=FILE, c=PRODUCT)
-    sub.add_argument("--top-n", type=count_of, default=10, metavar="N", help="rows kept for each row, by default 10")
-    sub.add_argument("--threshold", type=float, default=0.0, metavar="X", help="keep similarities from X up")
-    sub.add_argument("--metric", default="cosine", help="cosine (default) or inner_product")
+    sub.add_argument("--top-n", type=count_of, metavar="N", help="rows kept for each row, by default 10")
+    sub.add_argument("--threshold", type=float, metavar="X", help="keep similarities from X up")
+    sub.add_argument("--metric", help="cosine (default) or inner_product")
     _add_stored(sub)
-    add_file_options(sub)
+    add_options(sub, FileKeywords)
     text = "for each pair of columns, count the rows that have both: A.T @ A"
     sub = verbs.add("cooccurrence", _cooccurrence, text, a=MATRIX, c=PRODUCT)
-    sub.add_argument("--measure", default="count", help="count (default), or pmi: pointwise mutual information")
+    sub.add_argument("--measure", help="count (default), or pmi: pointwise mutual information")
     sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
     sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
     sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
     _add_stored(sub)
     sub = verbs.add("triangles", _triangles, "count the triangles of a graph", graph=GRAPH)
     sub.add_argument("--folder", help="for a copy of the edges; all workers must see it")
-    _add_where(sub)
-    add_file_options(sub)
+    add_options(sub, WhereKeywords, FileKeywords)
     text = "lengths of shortest paths of a graph"
     lengths = "where the lengths go, a matrix in Zarr, path or URL"
     sub = verbs.add("shortest-paths", _shortest_paths, text, graph=GRAPH, d=lengths)
@@ -59,20 +50,17 @@ def add_application_verbs(verbs: Verbs) -> None:
     sub.add_argument("--sources", type=_vertices, metavar="I,J,...", help=text)
     sub.add_argument("--hops", type=count_of, metavar="N", help="most edges of a path")
     _add_steps(sub, "D")
-    _add_where(sub)
-    add_file_options(sub)
+    add_options(sub, WhereKeywords, FileKeywords)
     text = "rank the nodes of a graph; ranks go to a .npy file"
     sub = verbs.add("pagerank", _pagerank, text, graph=GRAPH, ranks=".npy file to write")
-    sub.add_argument("--damping", type=float, default=0.85, help="chance to follow a link, by default 0.85")
-    sub.add_argument("--tolerance", type=float, default=1e-10, help="total change of ranks that ends it")
-    sub.add_argument("--maxiter", type=count_of, default=1000, metavar="N", help="most iterations")
+    sub.add_argument("--damping", type=float, help="chance to follow a link, by default 0.85")
+    sub.add_argument("--tolerance", type=float, help="total change of ranks that ends it")
+    sub.add_argument("--maxiter", type=count_of, metavar="N", help="most iterations")
     sub.add_argument("--gpu", action="store_true", help="multiply on GPUs")
     sub.add_argument("--overwrite", action="store_true", help="replace RANKS, and the FILE of --labels")
     text = "list the names of the vertices in FILE, one per line in the order of RANKS"
     sub.add_argument("--labels", metavar="FILE", help=text)
-    add_workers(sub)
-    add_scheduler_options(sub)
-    add_file_options(sub)
+    add_options(sub, WorkerKeywords, FileKeywords)
     _add_clustering(verbs)
 
 
@@ -81,7 +69,7 @@ def _add_clustering(verbs: Verbs) -> None:
     sub = verbs.add("markov-clustering", _markov_clustering, text, graph=GRAPH)
     text = "text file, one cluster per line; - for standard output"
     sub.add_argument("-o", dest="out", metavar="CLUSTERS", required=True, help=text)
-    sub.add_argument("-I", dest="inflation", type=float, default=2.0, metavar="X", help="inflation, by default 2.0")
+    sub.add_argument("-I", dest="inflation", type=float, metavar="X", help="inflation, by default 2.0")
     sub.add_argument("-pi", dest="pre_inflation", type=float, metavar="X", help="raise weights to this power first")
     sub.add_argument("-scheme", type=int, choices=SCHEMES, default=6, help="sets -P, -S and -R together, by default 6")
     sub.add_argument("-P", dest="prune", type=int, metavar="N", help="drop values below 1/N")
@@ -90,40 +78,26 @@ def _add_clustering(verbs: Verbs) -> None:
     text = "if pruning leaves less than -pct percent of a row, take back up to N of its largest values"
     sub.add_argument("-R", dest="recover", type=int, metavar="N", help=text)
     text = "percent of a row's sum below which -R recovers, by default 90"
-    sub.add_argument("-pct", dest="recover_percent", type=float, default=90.0, metavar="X", help=text)
+    sub.add_argument("-pct", dest="recover_percent", type=float, metavar="X", help=text)
     sub.add_argument("-te", dest="threads", type=count_of, metavar="N", help="CPUs to use, by default all")
     text = "GRAPH is a list of edges, whatever its name: --format abc"
     sub.add_argument("--abc", action="store_const", const="abc", dest="format", help=text)
     text = "names of the vertices of a matrix, one per line; by default of its rows"
     sub.add_argument("--labels", metavar="FILE", help=text)
-    sub.add_argument("--maxiter", type=count_of, default=10_000, metavar="N", help="most steps")
+    sub.add_argument("--maxiter", type=count_of, metavar="N", help="most steps")
     _add_steps(sub, "CLUSTERS")
-    _add_where(sub)
-    add_file_options(sub)
-
-
-def _add_where(sub: argparse.ArgumentParser) -> None:
-    add_engine_options(sub)
-    add_workers(sub)
-    add_scheduler_options(sub)
+    add_options(sub, WhereKeywords, FileKeywords)
 
 
 def _add_steps(sub: argparse.ArgumentParser, target: str) -> None:
-    mode = sub.add_mutually_exclusive_group()
-    mode.add_argument("--resume", action="store_true", help="go on with the step where an earlier run was stopped")
-    mode.add_argument("--overwrite", action="store_true", help=f"replace {target} once the new one is whole")
-    sub.add_argument("--steal", action="store_true", help=STEAL)
-    add_names(sub)
+    text = "go on with the step where an earlier run was stopped"
+    add_mode(sub, resume=text, overwrite=f"replace {target} once the new one is whole")
 
 
 def _add_stored(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--verify", action="store_true", help="check C at the end")
-    mode = sub.add_mutually_exclusive_group()
-    mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
-    mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
-    sub.add_argument("--steal", action="store_true", help=STEAL)
-    add_names(sub)
-    _add_where(sub)
+    add_options(sub, "check")
+    add_mode(sub)
+    add_options(sub, WhereKeywords)
 
 
 def _vertices(text: str) -> list[str]:
@@ -132,23 +106,12 @@ def _vertices(text: str) -> list[str]:
     return parts
 
 
-def _where(args: argparse.Namespace) -> dict[str, Any]:
-    """Return where products run, as the API takes it."""
-    names = ("engine", "memory_limit", "host_limit", "workers", "scheduler")
-    return {name: getattr(args, name) for name in names} | {"security": security_of(args)}
-
-
-def _target(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("resume", "overwrite", "steal", "names")}
-
-
-def _stored(function: Any, args: argparse.Namespace, given: dict[str, Any]) -> int:
+def _stored(function: Any, args: argparse.Namespace, keywords: dict[str, Any]) -> int:
     """Run an application whose result is a product, and show its report."""
     from spdist.cli import console
 
-    given = given | _where(args) | _target(args)
     with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
-        report = function(args.a, args.c, check=args.verify, callbacks=shown.callbacks, **given)
+        report = function(args.a, args.c, callbacks=shown.callbacks, **keywords)
     args.made = args.c
     report = replace(report, phases=clock.seconds())
     if not args.json:
@@ -159,15 +122,15 @@ def _stored(function: Any, args: argparse.Namespace, given: dict[str, Any]) -> i
 def _similarity(args: argparse.Namespace) -> int:
     from spdist.applications.similarity import similarity
 
-    given = {name: getattr(args, name) for name in ("top_n", "threshold", "metric")}
-    return _stored(similarity, args, given | file_options(args))
+    own = chosen(args, "top_n", "threshold", "metric")
+    return _stored(similarity, args, own | given(args, TaskKeywords, "check"))
 
 
 def _cooccurrence(args: argparse.Namespace) -> int:
     from spdist.applications.cooccurrence import cooccurrence
 
-    given = {name: getattr(args, name) for name in ("measure", "threshold", "top_n", "triangle")}
-    return _stored(cooccurrence, args, given)
+    own = chosen(args, "measure", "threshold", "top_n", "triangle")
+    return _stored(cooccurrence, args, own | given(args, ApplicationKeywords, "check"))
 
 
 def _triangles(args: argparse.Namespace) -> int:
@@ -175,8 +138,8 @@ def _triangles(args: argparse.Namespace) -> int:
     from spdist.cli import console
 
     with console.RunDisplay(quiet=args.json) as shown:
-        given = {"folder": args.folder, "callbacks": shown.callbacks, **file_options(args)}
-        found = triangles(args.graph, **given, **_where(args))
+        own = {"folder": args.folder, "callbacks": shown.callbacks}
+        found = triangles(args.graph, **own, **given(args, CountKeywords))
     if not args.json:
         of = f"{counted(found.vertices, 'vertex')} and {counted(found.edges, 'edge')}"
         console.line(f"{counted(found.triangles, 'triangle')} of {of}")
@@ -195,8 +158,8 @@ def _shortest_paths(args: argparse.Namespace) -> int:
             hops, pairs = counted(facts["hops"], "hop"), counted(facts["pairs"], "pair")
             console.line(f"step {step}: paths of at most {hops}, {pairs}")
 
-    given = {"sources": args.sources, "hops": args.hops, "on_step": on_step, **file_options(args)}
-    found = shortest_paths(args.graph, args.d, **given, **_where(args), **_target(args))
+    own = {"sources": args.sources, "hops": args.hops, "on_step": on_step}
+    found = shortest_paths(args.graph, args.d, **own, **given(args, TaskKeywords))
     args.made = args.d
     if not args.json:
         pairs, vertices = counted(found.nnz, "pair"), counted(found.ncols, "vertex")
@@ -205,7 +168,7 @@ def _shortest_paths(args: argparse.Namespace) -> int:
 
 
 def _markov_clustering(args: argparse.Namespace) -> int:
-    from spdist.applications.markov_clustering import markov_clustering
+    from spdist.applications.markov_clustering.markov_clustering import markov_clustering
     from spdist.cli import console
 
     if args.threads is not None:
@@ -221,12 +184,10 @@ def _markov_clustering(args: argparse.Namespace) -> int:
             say(f"step {step}: {counted(facts['entries'], 'entry')}, chaos {facts['chaos']:.2g}")
 
     numbers: dict[str, Any] = dict(zip(("prune", "select", "recover"), SCHEMES[args.scheme], strict=True))
-    numbers |= {name: value for name in numbers if (value := getattr(args, name)) is not None}
-    names = ("inflation", "pre_inflation", "recover_percent", "maxiter", "labels")
-    given = {name: getattr(args, name) for name in names} | {"on_step": on_step, **file_options(args)}
+    numbers |= chosen(args, *numbers, "inflation", "pre_inflation", "recover_percent", "maxiter", "labels")
     out = None if to_stdout else args.out
     with phases.clocked() as clock:
-        found = markov_clustering(args.graph, out, **given, **numbers, **_where(args), **_target(args))
+        found = markov_clustering(args.graph, out, on_step=on_step, **numbers, **given(args, TaskKeywords))
     if to_stdout:
         with standard_output() as out_file:
             out_file.writelines(found.lines())
@@ -254,14 +215,13 @@ def _pagerank(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(staged_file(args.ranks, overwrite=args.overwrite))
         labels = args.labels and stack.enter_context(staged_file(args.labels, overwrite=args.overwrite))
-        where = {"workers": args.workers, "scheduler": args.scheduler, "security": security_of(args)}
-        options = {"damping": args.damping, "tolerance": args.tolerance, "maxiter": args.maxiter, "on_gpu": args.gpu}
-        found = pagerank(args.graph, **options, **where, **file_options(args))
+        own = chosen(args, "damping", "tolerance", "maxiter") | {"on_gpu": args.gpu}
+        found = pagerank(args.graph, **own, **given(args, WorkerKeywords, FileKeywords))
         if labels:
             if found.names is None:
                 raise InputError(f"--labels: vertices of {args.graph} have no names; number i of RANKS is of vertex i")
             labels.write_bytes(text_of(found.names.tolist(), args.graph))
-        with place.open("wb") as ranks:  # of a name np.save would add .npy to
+        with place.open("wb") as ranks:  # np.save would add .npy to a name
             np.save(ranks, found.x)
     args.made = args.ranks
     facts = {name: getattr(found, name) for name in ("iterations", "residual", "converged", "seconds")}

@@ -46,17 +46,17 @@ def line(text: str) -> None:
 
 
 def warning(text: str) -> None:
-    """Print one line to stderr, above a progress bar that is shown there."""
+    """Print one warning to stderr, above a progress bar."""
     notice(f"warning: {text}")
 
 
 def notice(text: str) -> None:
-    """Print one line to stderr that is no warning, above a progress bar that is shown there."""
+    """Print one line to stderr above a progress bar, not marked as a warning."""
     print_parts([f"spdist: {' '.join(text.split())}"], _console(stderr=True))
 
 
 def _silence_dask() -> None:
-    """Keep what Dask and Python log for themselves off the terminal: the package says what matters of it."""
+    """Keep log lines of Dask and Python off the terminal; the package reports the problems that matter."""
     import distributed  # sets the levels of its loggers when it is loaded
 
     names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == distributed.__name__]
@@ -84,11 +84,11 @@ def _bar(*, tells_left: bool = False) -> Progress:
 
 @contextmanager
 def transfer_bar(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar for the time of a ``with`` block.
+    """Show a progress bar during a ``with`` block.
 
     `what`: text before the bar.
     `quiet`: show nothing.
-    Yields moves the bar: ``progress(done, total)``.
+    Yields a function that moves the bar: ``progress(done, total)``.
     """
     if quiet:
         yield lambda done, total: None
@@ -165,7 +165,7 @@ class RunDisplay:
 
 
 def measured_machine(folder: str | None, *, quiet: bool = False) -> Machine:
-    """Measure this machine, with a progress bar, and print what was found.
+    """Measure this machine with a progress bar, and print the rates.
 
     `folder`: where matrices are written meanwhile.
     `quiet`: print nothing.
@@ -196,7 +196,7 @@ def show(*parts: Part) -> None:
 
 
 def check_lines(found: MatrixCheck) -> None:
-    """Print what is wrong with a stored matrix, a line each, or that nothing is."""
+    """Print each problem of a stored matrix on a line, or that it has none."""
     show(*found.problems)
     read = f"{counted(found.nchunks, 'Zarr chunk')} read in {found.seconds:.2f} s"
     if found.ok:

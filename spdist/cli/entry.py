@@ -1,4 +1,4 @@
-"""The command of a process: read its arguments, run one command, say what went wrong, end."""
+"""The command of a process: read its arguments, run one command, report errors, end."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ EXAMPLES = """examples:
 """
 
 LINE = 2000
-"""Characters of an error message at most."""
+"""Maximum characters of an error message."""
 
 GARBAGE = 100_000
-"""New objects after which the process of a command searches for garbage."""
+"""New objects after which Python's garbage collector runs in a command."""
 RESUMABLE = ("multiply", "similarity", "cooccurrence", "shortest-paths", "markov-clustering")
-"""Commands that go on where they were stopped."""
+"""Commands that can resume."""
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Numbers of errors that come again if a command is repeated."""
+"""`errno` values that repeating a command would give again."""
 ADDRESS_SPACE = 2 << 30
-"""Bytes of address space for the libraries and their threads; a product with 1.1 GB ended without a line, or hung."""
+"""Minimum address space in bytes: with 1.1 GB the libraries and their threads ended without an error, or hung."""
 
 
 class _Clean(logging.Formatter):
@@ -60,7 +60,7 @@ class _Clean(logging.Formatter):
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
-    """Print the traceback of an error that nobody expected, without secrets."""
+    """Print the traceback of an unexpected error, without secrets."""
     print(printable("".join(traceback.format_exception(kind, error, at))), end="", file=sys.stderr)
 
 
@@ -76,7 +76,7 @@ class _Warnings(logging.Handler):
 
 
 def show_warnings() -> None:
-    """Show the package's warnings, and not Dask's: what matters of these is an error or a warning of the package."""
+    """Show warnings of the package; Dask's warnings that matter are repeated by the package."""
     logger = logging.getLogger("spdist")
     if not any(isinstance(handler, _Warnings) for handler in logger.handlers):
         logger.addHandler(_Warnings(logging.WARNING))
@@ -111,7 +111,7 @@ def _completion(args: argparse.Namespace) -> int:
 
 
 def _check_address_space() -> None:
-    """Refuse less address space than the libraries need: some of them end the process when they get no more."""
+    """Raise if the address space is smaller than the libraries need: some end the process when it runs out."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < ADDRESS_SPACE:
         raise InputError(
@@ -123,7 +123,7 @@ def _check_address_space() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 if it is done, 1 if the job failed, 2 if the input is wrong.
 
-    Without arguments, those of the process: its phases then count from the start of the process.
+    By default `argv` is the arguments of the process, and phases count from the start of the process.
     """
     with phases.clocked(phases.process_begin() if argv is None else None):
         return _main(list(sys.argv[1:] if argv is None else argv))
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _open_standard_files() -> None:
     """Open the null device in place of stdin, stdout and stderr that are closed, as in jobs of some schedulers.
 
-    The next file to be opened, one of a matrix perhaps, would take the place of stderr and what is written there.
+    Otherwise the next opened file, perhaps of a matrix, would get the number of stderr and receive its output.
     """
     for number in range(3):
         try:
@@ -145,12 +145,12 @@ def _open_standard_files() -> None:
 
 
 def command() -> NoReturn:
-    """Run the command of this process, and end the process: `main` as the ``spdist`` command calls it."""
+    """Run the command of this process and end the process: the entry point of ``spdist``."""
     _open_standard_files()
     sys.excepthook = _show_traceback
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Clean())
-    gc.set_threshold(GARBAGE)  # what is loaded stays: to search it again and again took a tenth of a small command
+    gc.set_threshold(GARBAGE)  # modules stay loaded: searching them for garbage took a tenth of a small command
     # No product calls BLAS, whose threads spin for a while once NumPy and SciPy are loaded: 2 CPU seconds on 16 cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
@@ -161,7 +161,7 @@ def command() -> NoReturn:
 
 
 def end_process(code: int) -> NoReturn:
-    """End the process at once; to take the interpreter apart takes a second once Dask and Numba are loaded.
+    """End the process at once; shutting the interpreter down takes a second once Dask and Numba are loaded.
 
     `code`: exit code.
     """
@@ -207,12 +207,12 @@ def _main(argv: list[str]) -> int:
         return _failed(argv, error, text + ("" if error.errno in DENIED else again), 1)
     except SystemExit:
         raise
-    except BaseException as error:  # of a library, perhaps of Rust, perhaps for what the user set for it
+    except BaseException as error:  # from a library, perhaps in Rust, perhaps because of its settings
         return _failed(argv, error, unexpected(error), 1)
 
 
 def _run(parser: argparse.ArgumentParser, argv: list[str], args: argparse.Namespace) -> int:
-    """Read the arguments into `args`, and do what they say; a command notes there what it has made."""
+    """Read the arguments into `args` and run the command, which sets `args.made` to its output."""
     parser.parse_args(argv, args)
     if args.version:
         from spdist import __version__
@@ -225,9 +225,9 @@ def _run(parser: argparse.ArgumentParser, argv: list[str], args: argparse.Namesp
     check_numba()
     show_warnings()
     raise_dropped_interrupts()
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # Zarr's, after an interrupt
-    signal.signal(signal.SIGTERM, say_that_it_stops)  # a batch system's leaves a C that can be resumed
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # from Zarr, after an interrupt
+    signal.signal(signal.SIGTERM, say_that_it_stops)  # a batch system's signal leaves a C that can be resumed
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless a shell ignores it
         signal.signal(signal.SIGINT, say_that_it_stops)
     if args.command in (*RESUMABLE, "reduce", "triangles"):
         _check_address_space()
@@ -235,10 +235,10 @@ def _run(parser: argparse.ArgumentParser, argv: list[str], args: argparse.Namesp
 
 
 def _failed(argv: list[str], error: BaseException, text: str, code: int) -> int:
-    """Say why a command failed: a line on stderr, and with ``--json`` an object on stdout."""
+    """Report why a command failed: a line on stderr, and with ``--json`` an object on stdout."""
     text = one_line(text, LINE)
     print(f"spdist: {text}", file=sys.stderr)
     if "--json" in argv:
-        with contextlib.suppress(OSError):  # of a standard output that is full
+        with contextlib.suppress(OSError):  # standard output is full
             print(json.dumps({"error": text, "kind": type(error).__name__, "exit_code": code}), flush=True)
     return code

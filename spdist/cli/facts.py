@@ -1,4 +1,4 @@
-"""Facts of a matrix in the terminal: names and values, without rich, which takes longer to load than to find them."""
+"""Facts of a matrix in the terminal: names and values; not by rich, which takes longer to load than the facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spdist.foundation.units import format_bytes
 from spdist.shown import printable
 
 LEAST_WIDTH = 20
-"""Characters of a value in a line at least, however narrow the terminal is."""
+"""Minimum characters of a value in a line, even in a narrow terminal."""
 
 
 def entries_in_words(block_size: Sequence[int] | None) -> str:
@@ -20,7 +20,7 @@ def entries_in_words(block_size: Sequence[int] | None) -> str:
 
 
 def show_facts(facts: dict[str, Any]) -> None:
-    """Print the facts that `info`, `check` or `status` returns, a line each; long values go on below."""
+    """Print the facts that `info`, `check` or `status` returns, a line each; long values wrap."""
     rows = [tuple(map(printable, _row(name, value, facts))) for name, value in facts.items()]
     indent = max(len(name) for name, _ in rows) + 2
     width = max(shutil.get_terminal_size().columns - indent, LEAST_WIDTH)

@@ -1,4 +1,4 @@
-"""An interrupt is never lost: Python drops exceptions that are raised while an object is being finalized."""
+"""Raise interrupts again that Python dropped because they arrived while an object was being finalized."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from types import FrameType
 from typing import NoReturn
 
 _stopping = False
-"""Whether this process was told to stop: what was half made then may fail when it is taken apart."""
+"""Whether this process received a signal to stop; unfinished objects may then raise while being cleaned up."""
 
 RETRY_SECONDS = 0.05
-"""Seconds until an interrupt that was dropped is raised again; what dropped it has ended by then."""
+"""Seconds until a dropped interrupt is raised again; the finalizer that dropped it has ended by then."""
 
 
 def raise_dropped_interrupts() -> None:
     """Interrupt the main thread again whenever Python drops a KeyboardInterrupt, for the rest of the process.
 
-    A signal's handler runs between any two instructions of the main thread, those of ``__del__`` and of callbacks among
-    them; what it raises there is reported and goes no further, and a second Ctrl-C would be needed.
+    A signal handler runs between any two instructions of the main thread, also inside ``__del__`` and callbacks. Python
+    reports an exception raised there and drops it, so a second Ctrl-C would be needed.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def raise_dropped_interrupts() -> None:
 
 
 def say_that_it_stops(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise KeyboardInterrupt as Python's own handler does, and say at once on the terminal that it was heard.
+    """Raise KeyboardInterrupt as Python's own handler does, and acknowledge the signal on the terminal at once.
 
     `number`: of the signal.
     Raises `KeyboardInterrupt` Always.
@@ -51,7 +51,7 @@ def say_that_it_stops(number: int, frame: FrameType | None) -> NoReturn:
     is_first, _stopping = not _stopping, True
     if is_first and sys.stderr.isatty():
         with contextlib.suppress(OSError):
-            os.write(2, b"\r\x1b[Kspdist: stopping ...\n")  # in one piece, whatever the main thread writes
+            os.write(2, b"\r\x1b[Kspdist: stopping ...\n")  # one call, so that no output splits the line
     raise KeyboardInterrupt
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spdist.cli.facts import show_facts
-from spdist.cli.options import TARGET, add_file_options, add_generate, add_overwrite, block_size, file_options
-from spdist.cli.verbs import MATRIX, Verbs, goes_to_standard_output, mode_of, print_json
+from spdist.cli.options import MODE, TARGET, add_generate, add_options, add_overwrite, block_size, chosen, given
+from spdist.cli.verbs import MATRIX, Verbs, goes_to_standard_output, print_json
 from spdist.errors import InputError
+from spdist.options import FileKeywords
 
 if TYPE_CHECKING:
     from spdist.storage.matrix import StoredMatrix
@@ -28,7 +29,7 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     add_overwrite(sub)
     text = "store dense blocks of R rows and C columns; auto finds the size of fewest bytes"
     sub.add_argument("--block-size", type=block_size, metavar="RxC", help=text)
-    add_file_options(sub)
+    add_options(sub, FileKeywords)
     text = "vertices of a list of edges have names; store them with the matrix"
     sub.add_argument("--names", action="store_true", help=text)
     text = "as --names, and list the names in FILE too, one per line in the order of rows"
@@ -67,9 +68,8 @@ def _import(args: argparse.Namespace) -> int:
     from spdist.storage.import_export import import_matrix
 
     with console.transfer_bar(f"importing {args.source}", quiet=args.json) as bar:
-        given: dict[str, Any] = {"block_size": args.block_size, "duplicates": args.duplicates}
-        given |= {"names": args.names, "labels": args.labels, **file_options(args), **mode_of(args)}
-        matrix = import_matrix(args.source, args.target, progress=bar, **given)
+        keywords = chosen(args, "block_size", "duplicates", "names", "labels") | given(args, FileKeywords, *MODE)
+        matrix = import_matrix(args.source, args.target, progress=bar, **keywords)
     return _show_matrix(matrix, args)
 
 
@@ -79,7 +79,7 @@ def _export(args: argparse.Namespace) -> int:
 
     to_stdout = goes_to_standard_output(args, args.target, option="TARGET")
     with console.transfer_bar(f"exporting {args.source}", quiet=args.json) as bar:
-        export_matrix(args.source, args.target, format=args.format, **mode_of(args), progress=bar)
+        export_matrix(args.source, args.target, format=args.format, **given(args, *MODE), progress=bar)
     args.made = None if to_stdout else args.target
     if not args.json and not to_stdout:
         console.line(f"wrote {args.target}")
@@ -91,11 +91,10 @@ def _generate(args: argparse.Namespace) -> int:
     from spdist.storage.generators import KINDS, generate
 
     names = {name for kind in KINDS.values() for name in kind.parameters}
-    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    parameters = chosen(args, *names)
     with console.transfer_bar(f"generating {args.kind}", quiet=args.json) as bar:
-        matrix = generate(
-            args.kind, args.target, **mode_of(args), progress=bar, dtype=args.dtype, seed=args.seed, **given
-        )
+        keywords = given(args, *MODE) | chosen(args, "dtype", "seed") | parameters
+        matrix = generate(args.kind, args.target, progress=bar, **keywords)
     return _show_matrix(matrix, args)
 
 
@@ -104,7 +103,7 @@ def _transpose(args: argparse.Namespace) -> int:
     from spdist.storage.transpose import transpose
 
     with console.transfer_bar(f"transposing {args.source}", quiet=args.json) as bar:
-        matrix = transpose(args.source, args.target, overwrite=args.overwrite, steal=args.steal, progress=bar)
+        matrix = transpose(args.source, args.target, **given(args, *MODE), progress=bar)
     return _show_matrix(matrix, args)
 
 
@@ -113,7 +112,7 @@ def _symmetrize(args: argparse.Namespace) -> int:
     from spdist.storage.transpose import symmetrize
 
     with console.transfer_bar(f"mirroring {args.source}", quiet=args.json) as bar:
-        matrix = symmetrize(args.source, args.target, conjugate=args.conjugate, **mode_of(args), progress=bar)
+        matrix = symmetrize(args.source, args.target, conjugate=args.conjugate, **given(args, *MODE), progress=bar)
     return _show_matrix(matrix, args)
 
 

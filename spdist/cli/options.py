@@ -1,27 +1,29 @@
-"""The options of the command line, by what they are about."""
+"""The options of the command line: those that `spdist.options` declares, and how texts become their values."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import Field, fields
 from typing import Any, NoReturn
 
 from spdist.errors import InputError, one_line
+from spdist.options import OPTIONS
 
-WORKERS = "worker processes on this machine; by default none besides this one, or one per GPU if there are several"
+MODE = ("overwrite", "steal")
 TARGET = "where the matrix goes, in Zarr, path or URL"
-STEAL = "take over from a run on another host that writes there and had no heartbeat for a minute"
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviated options, which would change their meaning when others come; names the nearest one."""
+    """Refuse abbreviated options, which could change their meaning with new options; suggest the nearest one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options | {"allow_abbrev": False})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse options that there are not, as the command that they were given to."""
+        """Refuse unknown options in the name of the command that got them."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             words = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -76,95 +78,87 @@ def _columns(text: str) -> tuple[int | str, ...]:
     return tuple(int(part) if part.isdigit() else part for part in text.split(","))
 
 
-def add_file_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options that say how to read a file of another program."""
-    text = "read the file as this format, whatever its name: mtx, abc, csv.gz, ..."
-    sub.add_argument("--format", metavar="NAME", help=text)
-    text = "rows and columns of single cells: cells-by-genes (default) or genes-by-cells"
-    sub.add_argument("--orient", metavar="ORIENT", help=text)
-    sub.add_argument("--dense", action="store_true", help="read a dense array, and keep its nonzeros")
-    sub = sub.add_argument_group("lists of edges: .abc, .tsv, .csv, .txt, .edges, .edgelist")  # type: ignore[assignment]
-    text = "the first line names the columns, or does not; by default it does if it has the known words"
-    sub.add_argument("--header", action=argparse.BooleanOptionalAction, default=None, help=text)
-    text = (
-        "columns of source, target and perhaps weight: numbers from 1, or names in the header; by default what the "
-        "header says, else 1,2,3"
-    )
-    sub.add_argument("--columns", type=_columns, metavar="I,J,K", help=text)
-    text = "what separates fields: tab, comma, semicolon or space; by default what ending and lines say"
-    sub.add_argument("--separator", metavar="NAME", help=text)
-    text = "fields may be in quotes, or quotes are part of names; by default they may, except in .abc"
-    sub.add_argument("--quotes", action=argparse.BooleanOptionalAction, default=None, help=text)
-    sub.add_argument("--allow-nan", action="store_true", help="take weights that are NaN")
+PARSERS: dict[Any, Any] = {
+    "int": int,
+    "int | None": count_of,
+    "float | None": float,
+    "tuple[int, int, int] | None": _grid,
+    "Sequence[int | str] | None": _columns,
+}
+"""Reader of an option's text for each annotation of a field; others stay text."""
 
 
-def file_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return how to read a file of another program, as the API takes it."""
-    edges = ("header", "columns", "separator", "quotes", "allow_nan")
-    return {name: getattr(args, name) for name in ("format", "orient", "dense", *edges)}
+def _names(wanted: Iterable[str | type]) -> Iterator[str]:
+    """Yield the options that commands take, of some names and ``TypedDict``s."""
+    for one in wanted:
+        for name in [one] if isinstance(one, str) else one.__annotations__:
+            if OPTIONS[name].metadata.get("help") or "parts" in OPTIONS[name].metadata:
+                yield name
+
+
+def add_options(sub: argparse._ActionsContainer, *wanted: str | type, **texts: str) -> None:
+    """Add options as `spdist.options` declares them.
+
+    `wanted`: names of options, or the ``TypedDict`` of a call for all that it takes.
+    `texts`: help in place of the declared one.
+    """
+    groups: dict[Any, Any] = {None: sub}
+    for name in _names(wanted):
+        declared = OPTIONS[name]
+        for one in fields(declared.metadata["parts"]) if "parts" in declared.metadata else [declared]:
+            title = one.metadata.get("group")
+            if title not in groups:
+                groups[title] = sub.add_argument_group(title)
+            _add_option(groups[title], one, texts.get(name, one.metadata["help"]))
+
+
+def add_mode(sub: argparse.ArgumentParser, **texts: str) -> None:
+    """Add ``--resume`` and ``--overwrite``, which exclude each other, and the other options of a target."""
+    add_options(sub.add_mutually_exclusive_group(), "resume", "overwrite", **texts)
+    add_options(sub, "steal", "names")
+
+
+def _add_option(sub: argparse._ActionsContainer, one: Field[Any], text: str) -> None:
+    flag = f"--{one.metadata.get('flag', one.name).replace('_', '-')}"
+    shown = {name: value for name in ("metavar", "choices") if (value := one.metadata.get(name)) is not None}
+    if one.type == "bool":
+        shown["action"] = "store_false" if one.default else "store_true"
+    elif one.type == "bool | None":
+        shown["action"] = argparse.BooleanOptionalAction
+    else:
+        shown["type"] = PARSERS.get(one.type)
+    sub.add_argument(flag, dest=one.name, default=one.default, help=text, **shown)
+
+
+def given(args: argparse.Namespace, *wanted: str | type) -> dict[str, Any]:
+    """Return options as keywords of a call: `wanted` as for `add_options`."""
+    made = {"epilogue": _epilogue, "security": _security}
+    return {name: made[name](args) if name in made else getattr(args, name) for name in _names(wanted)}
+
+
+def _epilogue(args: argparse.Namespace) -> Any:
+    from spdist.kernels.product_spec import Epilogue
+
+    return Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros)
+
+
+def _security(args: argparse.Namespace) -> Any:
+    """Return the keys that ``--tls-*`` name, if any."""
+    if not (args.tls_ca_file or args.tls_cert or args.tls_key):
+        return None
+    from spdist.scheduler.clusters.security import security_of_files
+
+    return security_of_files(args.tls_ca_file, args.tls_cert, args.tls_key)
+
+
+def chosen(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the options that were given; a call has its defaults for the others."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def add_overwrite(sub: argparse.ArgumentParser) -> None:
     """Add ``--overwrite`` and ``--steal``."""
-    sub.add_argument("--overwrite", action="store_true", help="replace TARGET once the new one is whole")
-    sub.add_argument("--steal", action="store_true", help=STEAL)
-
-
-def add_multiply_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options of ``multiply``."""
-    add_plan_options(sub)
-    add_workers(sub)
-    add_scheduler_options(sub)
-    sub.add_argument("--verify", action="store_true", help="check C at the end")
-    text = "write what each stage of each block took, one JSON object per line"
-    sub.add_argument("--record", metavar="FILE", help=text)
-    sub.add_argument("--report", metavar="FILE.html", help="write a report of the run to read in a browser")
-    add_transposes(sub)
-    text = "0: --top-n and --normalize look at columns, not rows; the transposes are multiplied"
-    sub.add_argument("--axis", type=int, choices=(0, 1), default=1, help=text)
-    mode = sub.add_mutually_exclusive_group()
-    mode.add_argument("--resume", action="store_true", help="continue an unfinished C")
-    mode.add_argument("--overwrite", action="store_true", help="replace C once the new one is whole")
-    sub.add_argument("--steal", action="store_true", help=STEAL)
-    add_names(sub)
-
-
-def add_names(sub: argparse.ArgumentParser) -> None:
-    """Add ``--no-names``."""
-    text = "the result gets no names of rows and columns"
-    sub.add_argument("--no-names", dest="names", action="store_false", help=text)
-
-
-def add_verify_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options of ``verify``."""
-    add_transposes(sub)
-    add_product_options(sub)
-
-
-def add_transposes(sub: argparse.ArgumentParser) -> None:
-    """Add ``--transpose-a`` and ``--transpose-b``."""
-    for name in ("A", "B"):
-        text = f"multiply by the transpose of {name}; a transposed copy lies next to C meanwhile"
-        sub.add_argument(f"--transpose-{name.lower()}", action="store_true", help=text)
-
-
-def add_warm_up_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options of ``warm-up``."""
-    text = "auto (default) for CPUs; cuda: for the GPU here too"
-    sub.add_argument("--engine", default="auto", help=text)
-    sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
-    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one per CPU")
-
-
-def add_reduce_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options of ``reduce``."""
-    add_bins(sub)
-    text = "where to write it; a value for each row or column goes there, or is printed with --json"
-    sub.add_argument("--out", metavar="FILE.npy", help=text)
-    add_engine_options(sub)
-    add_workers(sub)
-    add_scheduler_options(sub)
-    add_product_options(sub)
+    add_options(sub, *MODE, overwrite="replace TARGET once the new one is whole")
 
 
 def add_bins(sub: argparse.ArgumentParser) -> None:
@@ -173,55 +167,8 @@ def add_bins(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--bins", type=_edges, metavar="X,X,...", help=text)
 
 
-def add_workers(sub: argparse.ArgumentParser) -> None:
-    """Add ``--workers``."""
-    sub.add_argument("--workers", type=count_of, help=WORKERS)
-
-
-def add_scheduler_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options that choose workers and how to reach them."""
-    sub.add_argument("--scheduler", metavar="ADDRESS", help="use a running Dask scheduler")
-    texts = {"ca-file": "authority of its certificate", "cert": "certificate of this process", "key": "its private key"}
-    for name, text in texts.items():
-        sub.add_argument(f"--tls-{name}", metavar="FILE.pem", help=f"for a scheduler at tls://: {text}")
-
-
-def add_engine_options(sub: argparse.ArgumentParser) -> None:
-    """Add engine and limits of memory."""
-    sub.add_argument(
-        "--engine", default="auto", help="auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores"
-    )
-    sub.add_argument(
-        "--memory-limit", metavar="BYTES",
-        help="of each worker, by default 2GiB; with GPUs, of each GPU, by default 0.9 of what is free",
-    )  # fmt: skip
-    sub.add_argument("--host-limit", metavar="BYTES", help="of the host's memory for each GPU, by default 8GiB")
-
-
-def add_plan_options(sub: argparse.ArgumentParser) -> None:
-    """Add what a plan depends on."""
-    add_engine_options(sub)
-    sub.add_argument("--grid", type=_grid, metavar="I,K,J", help="force the number of row, inner and column blocks")
-    add_product_options(sub)
-
-
-def add_product_options(sub: argparse.ArgumentParser) -> None:
-    """Add the options that change rows of the product."""
-    sub = sub.add_argument_group("what becomes of each row, in this order")  # type: ignore[assignment]
-    sub.add_argument("--semiring", default="plus_times", help="plus_times (default), min_plus, plus_pair, or_and, ...")
-    sub.add_argument("--mask", metavar="M", help="a matrix: C has entries only where it stores one")
-    sub.add_argument("--complement", action="store_true", help="only where the mask stores none")
-    sub.add_argument("--triangle", metavar="upper", help="of a symmetric C, only what is on and above the diagonal")
-    for name in ("rows", "columns"):
-        sub.add_argument(f"--scale-{name}", metavar="F.npy", help=f"multiply {name} of C by these factors")
-    sub.add_argument("--normalize", metavar="NORM", help="divide rows by their norm: l1, l2 or max")
-    sub.add_argument("--drop-zeros", action="store_true", help="leave out entries that are zero")
-    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
-    sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each row")
-
-
 def add_generate(sub: argparse.ArgumentParser, chosen: bool) -> None:
-    """Add the options of ``generate``; those of the kinds only if that verb was chosen."""
+    """Add the options of ``generate``; options of the kinds only if that verb was chosen."""
     kinds = "one of those below" if chosen else "spdist generate --help lists them"
     sub.add_argument("kind", metavar="KIND", help=f"kind of the matrix, {kinds}")
     sub.add_argument("target", metavar="TARGET", help=TARGET)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import argparse
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from spdist.cli.options import (
-    add_bins,
-    add_multiply_options,
-    add_plan_options,
-    add_reduce_options,
-    add_verify_options,
-    add_warm_up_options,
-)
-from spdist.cli.verbs import MATRIX, PRODUCT, Verbs, mode_of, print_json, security_of
+from spdist.cli.options import add_bins, add_mode, add_options, count_of, given
+from spdist.cli.verbs import MATRIX, PRODUCT, Verbs, print_json
 from spdist.errors import InputError
 from spdist.foundation import phases
 from spdist.foundation.units import counted
-
-if TYPE_CHECKING:
-    from spdist.options import ProductKeywords
+from spdist.options import (
+    GridKeywords,
+    MultiplyKeywords,
+    PlanKeywords,
+    ProductKeywords,
+    ReduceKeywords,
+    VerifyKeywords,
+    WorkerKeywords,
+)
 
 REDUCTIONS = "sum, row_sums, column_sums, trace, nnz, row_nnz, frobenius, histogram"
-"""What a product is reduced to."""
+"""Reductions of a product."""
 VECTORS = ("row_sums", "column_sums", "row_nnz")
 """Reductions to a value for each row or column of C."""
 
@@ -35,13 +33,25 @@ def add_product_verbs(verbs: Verbs) -> None:
     sub = verbs.add("plan", _plan, text, a=MATRIX, b=MATRIX)
     sub.add_argument("--reduce", metavar="WHAT", help="plan spdist reduce WHAT")
     add_bins(sub)
-    add_plan_options(sub)
-    add_multiply_options(verbs.add("multiply", _multiply, "compute C = A @ B", a=MATRIX, b=MATRIX, c=PRODUCT))
+    add_options(sub, PlanKeywords)
+    sub = verbs.add("multiply", _multiply, "compute C = A @ B", a=MATRIX, b=MATRIX, c=PRODUCT)
+    add_options(sub, GridKeywords, WorkerKeywords, "check", "record", "report")
+    add_options(sub, "transpose_a", "transpose_b", "axis")
+    add_mode(sub)
+    add_options(sub, ProductKeywords)
     text = "compute a sum, norm, trace, count or histogram of A @ B without storing it"
-    add_reduce_options(verbs.add("reduce", _reduce, text, what=f"one of {REDUCTIONS}", a=MATRIX, b=MATRIX))
+    sub = verbs.add("reduce", _reduce, text, what=f"one of {REDUCTIONS}", a=MATRIX, b=MATRIX)
+    add_bins(sub)
+    text = "where to write it; a value for each row or column goes there, or is printed with --json"
+    sub.add_argument("--out", metavar="FILE.npy", help=text)
+    add_options(sub, ReduceKeywords)
     product = "product in Zarr, path or URL"
-    add_verify_options(verbs.add("verify", _verify, "check that C is A @ B", a=MATRIX, b=MATRIX, c=product))
-    add_warm_up_options(verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them"))
+    sub = verbs.add("verify", _verify, "check that C is A @ B", a=MATRIX, b=MATRIX, c=product)
+    add_options(sub, VerifyKeywords)
+    sub = verbs.add("warm-up", _warm_up, "compile kernels for this machine before products need them")
+    sub.add_argument("--engine", default="auto", help="auto (default) for CPUs; cuda: for the GPU here too")
+    sub.add_argument("--dtype", metavar="NAME,NAME", help="of values; by default float32,float64")
+    sub.add_argument("--processes", type=count_of, help="that compile side by side; by default one per CPU")
     text = "write keys into a new folder, for a Dask scheduler that takes connections from its own cluster alone (TLS)"
     verbs.add("cluster-keys", _cluster_keys, text, folder="folder to make for the keys")
 
@@ -51,10 +61,9 @@ def _plan(args: argparse.Namespace) -> int:
     from spdist.kernels.reduction_spec import reduction_of
     from spdist.options import ExecutionOptions, ProductOptions
 
-    names = ("engine", "memory_limit", "host_limit", "grid")
-    execution = ExecutionOptions(**{name: getattr(args, name) for name in names})
+    execution = ExecutionOptions(**given(args, GridKeywords))
     what = None if args.reduce is None else reduction_of(args.reduce, args.bins)
-    product = ProductOptions(**_product_keywords(args))
+    product = ProductOptions(**given(args, ProductKeywords))
     plan, prediction = plan_and_predict((args.a, args.b), product, execution, what)
     if not args.json:
         from spdist.cli import console
@@ -72,29 +81,7 @@ def _multiply(args: argparse.Namespace) -> int:
     from spdist.cli import console
 
     with phases.clocked() as clock, console.RunDisplay(quiet=args.json) as shown:
-        report = api.multiply(
-            args.a,
-            args.b,
-            args.c,
-            engine=args.engine,
-            memory_limit=args.memory_limit,
-            host_limit=args.host_limit,
-            grid=args.grid,
-            workers=args.workers,
-            scheduler=args.scheduler,
-            security=security_of(args),
-            resume=args.resume,
-            **mode_of(args),
-            names=args.names,
-            check=args.verify,
-            record=args.record,
-            report=args.report,
-            transpose_a=args.transpose_a,
-            transpose_b=args.transpose_b,
-            axis=args.axis,
-            callbacks=shown.callbacks,
-            **_product_keywords(args),
-        )
+        report = api.multiply(args.a, args.b, args.c, callbacks=shown.callbacks, **given(args, MultiplyKeywords))
     args.made = args.c
     report = replace(report, phases=clock.seconds())
     if not args.json:
@@ -142,22 +129,10 @@ def _reduce(args: argparse.Namespace) -> int:
         nullcontext() if args.out is None else staged_file(args.out, overwrite=True)
     )  # refuses before anything is computed
     with phases.clocked() as clock, out as place, console.RunDisplay(quiet=args.json) as shown:
-        found = api.reduce(
-            args.a,
-            args.b,
-            args.what,
-            bins=args.bins,
-            engine=args.engine,
-            memory_limit=args.memory_limit,
-            host_limit=args.host_limit,
-            workers=args.workers,
-            scheduler=args.scheduler,
-            security=security_of(args),
-            callbacks=shown.callbacks,
-            **_product_keywords(args),
-        )
+        keywords = given(args, ReduceKeywords) | {"bins": args.bins, "callbacks": shown.callbacks}
+        found = api.reduce(args.a, args.b, args.what, **keywords)
         if place is not None:
-            with place.open("wb") as file:  # of a name np.save would add .npy to
+            with place.open("wb") as file:  # np.save would add .npy to a name
                 np.save(file, found)
     one = "value" if args.what in VECTORS else "bin"
     value = found.tolist() if np.ndim(found) == 0 or args.json else counted(len(found), one)
@@ -175,23 +150,8 @@ def _verify(args: argparse.Namespace) -> int:
     from spdist.jobs.report import verification_line
 
     with console.transfer_bar("verifying", quiet=args.json) as bar:
-        transposes = {"transpose_a": args.transpose_a, "transpose_b": args.transpose_b}
-        found = api.verify(args.a, args.b, args.c, progress=bar, **transposes, **_product_keywords(args))
+        found = api.verify(args.a, args.b, args.c, progress=bar, **given(args, VerifyKeywords))
     if not args.json:
         console.show(verification_line(found.to_json()))
     print_json(found.to_json(), args)
     return 0 if found.ok else 1
-
-
-def _product_keywords(args: argparse.Namespace) -> ProductKeywords:
-    from spdist.kernels.product_spec import Epilogue
-
-    return {
-        "semiring": args.semiring,
-        "mask": args.mask,
-        "complement": args.complement,
-        "triangle": args.triangle,
-        "epilogue": Epilogue(args.scale_rows, args.scale_columns, None, args.normalize, args.drop_zeros),
-        "threshold": args.threshold,
-        "top_n": args.top_n,
-    }

@@ -1,19 +1,16 @@
-"""What the commands share: how they are added, their JSON, options that several have."""
+"""Parts that commands share: adding them, their JSON, results on standard output."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spdist.cli.options import Parser
 from spdist.errors import InputError
 from spdist.foundation.standard_output import STANDARD_OUTPUT
 from spdist.shown import without_secrets
-
-if TYPE_CHECKING:
-    from distributed import Security
 
 MATRIX = "matrix in Zarr (spdist import makes one), path or URL"
 """Help of an operand."""
@@ -43,26 +40,12 @@ class Verbs:
         return sub
 
 
-def mode_of(args: argparse.Namespace) -> dict[str, bool]:
-    """Return what ``--overwrite`` and ``--steal`` say, as the API takes it."""
-    return {"overwrite": args.overwrite, "steal": args.steal}
-
-
-def security_of(args: argparse.Namespace) -> Security | None:
-    """Return the keys that ``--tls-*`` name, if any."""
-    if not (args.tls_ca_file or args.tls_cert or args.tls_key):
-        return None
-    from spdist.scheduler.clusters.security import security_of_files
-
-    return security_of_files(args.tls_ca_file, args.tls_cert, args.tls_key)
-
-
 def goes_to_standard_output(args: argparse.Namespace, target: str, *, option: str) -> bool:
     """Return whether a result goes to standard output; refuse options that cannot go with it.
 
     `target`: where the result goes.
     `option`: what names the target, for messages.
-    Raises `InputError` if ``--json`` wants standard output too, or ``--resume`` a place beside the result.
+    Raises `InputError` if ``--json`` needs standard output too, or ``--resume`` needs a folder beside the result.
     """
     if target != STANDARD_OUTPUT:
         return False
@@ -74,7 +57,7 @@ def goes_to_standard_output(args: argparse.Namespace, target: str, *, option: st
 
 
 def print_json(content: dict[str, Any], args: argparse.Namespace) -> int:
-    """Print a JSON object if ``--json`` was given; return the exit code of a command that is done."""
+    """Print a JSON object if ``--json`` was given; return exit code 0."""
     if args.json:
         print(json.dumps(without_secrets(content), default=str))  # complex numbers become text
     return 0

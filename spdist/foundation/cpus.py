@@ -39,7 +39,7 @@ def cpus_per_worker(workers: int | None) -> int:
 
 @functools.cache
 def cpu_quota(system: Path) -> float:
-    """Return the least CPU quota of this process's control groups and all above them; infinity if there is none.
+    """Return the smallest CPU quota of this process's control groups and their parents; infinity without quotas.
 
     `system`: the root directory.
     """

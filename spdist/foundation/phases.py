@@ -90,7 +90,7 @@ class PhaseClock:
     """Wall seconds of consecutive phases.
 
     `begin`: when the phase ``start`` began, in seconds since 1970; by default now.
-    `is_of_process`: whether a begin was given: that of the process, whose whole time the clock then tells.
+    `is_of_process`: whether the clock started with the process and so measures its whole time.
 
     Examples
     --------
@@ -157,7 +157,7 @@ _current: ContextVar[PhaseClock | None] = ContextVar("spdist_phases", default=No
 
 @contextlib.contextmanager
 def clocked(begin: float | None = None) -> Iterator[PhaseClock]:
-    """Yield the clock that runs already or, if there is none, a new one, which `enter` finds during the block.
+    """Yield the active clock, or start one for this block, which `enter` then uses.
 
     `begin`: when a new clock begins, in seconds since 1970; by default now.
     """

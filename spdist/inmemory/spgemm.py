@@ -22,10 +22,10 @@ from spdist.matrices.checks import check_mask_shape, check_product_shapes
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.other_objects import refuse_other_objects
 from spdist.matrices.vbr import VBR
-from spdist.options import InMemoryOptions, ProductOptions, SpgemmKeywords, lists, options_of
+from spdist.options import InMemoryOptions, ProductOptions, SpgemmKeywords, lists_keywords, options_of
 
 
-@lists(SpgemmKeywords)
+@lists_keywords(SpgemmKeywords)
 def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywords]) -> Any:
     """Multiply two sparse matrices in memory: SciPy in, SciPy out; CuPy in, CuPy out; tensors in, tensors out.
 
@@ -40,8 +40,8 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
 
         - SciPy's: bool, integers, float32/64, complex64/128; through the GPU no integers of 8 or 16 bits.
         - `cupyx.scipy.sparse`: bool, float32/64, complex64/128.
-        - Sparse tensors of PyTorch without gradients: on the CPU with the dtypes of SciPy's, on a GPU with those of
-          CuPy's. The mask may be a tensor too, and C is a tensor of layout `torch.sparse_csr`.
+        - Sparse tensors of PyTorch without gradients: dtypes on the CPU as for SciPy's, on a GPU as for CuPy's. The
+          mask may be a tensor too, and C is a tensor of layout `torch.sparse_csr`.
         - Block matrices, SciPy's `bsr_array` or `spdist.BSR` on the host or the GPU, with blocks of r x s and s x t.
           They are multiplied block by block. If only one has blocks, or the blocks do not fit, they are multiplied
           entry by entry, and a line is logged.

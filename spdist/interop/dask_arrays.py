@@ -47,7 +47,7 @@ def from_hdf5(x: Any) -> Any:
 
 
 def to_dask(matrix: str | Path | StoredMatrix, rows: int | None = None) -> Array:
-    """Return a stored matrix as a Dask array, of which each block is some rows as SciPy's `csr_array`.
+    """Return a stored matrix as a Dask array; each block is a range of rows as a `csr_array` of SciPy.
 
     Parameters
     ----------

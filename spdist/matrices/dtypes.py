@@ -154,7 +154,7 @@ def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def is_on_gpu(array: object) -> bool:
-    """Whether an array is CuPy's, told by its class, so that CuPy is not imported."""
+    """Whether an array is CuPy's, by the module of its class, so that CuPy is not imported."""
     return type(array).__module__.partition(".")[0] == "cupy"
 
 

@@ -1,6 +1,6 @@
 """Objects of other packages that people give where a matrix is expected, and the call that makes a matrix of each.
 
-They are told by the modules of their classes, so that none of these packages is imported.
+They are recognised by the modules of their classes, so that none of these packages is imported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _is_sparse(frame: Any) -> bool:
 
 
 def refuse_other_objects(*operands: object) -> None:
-    """Refuse objects of other packages of which a matrix can be made.
+    """Raise for objects of other packages that have to be converted to a matrix first.
 
     `*operands`: others pass.
     Raises `MatrixError` Names the call that makes a matrix.

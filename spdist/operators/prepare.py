@@ -45,7 +45,7 @@ def operator(
         others on cores of this process, split by measured times, or the GPU alone if that is as fast. A CUDA graph
         cannot capture "hybrid".
     uses : int
-        Expected products. "auto" times its candidates, and tries a reordering, if so many products repay it.
+        Expected products. "auto" times its candidates, and tries a reordering, if the number repays it.
     dtype : dtype, optional
         Dtype of stored values: float32 halves their bytes; products are still summed in the dtype of `a`.
     threads : int, optional

@@ -153,7 +153,7 @@ def row_ranges(operands: tuple[Operand, ...], limits: Limits) -> Iterator[RowRan
 
 
 def _check_offsets(operand: Operand, offsets: Int64Array, start: int) -> None:
-    """Check the offsets from row `start` on, the first of which is the last one of the range before."""
+    """Check the offsets from row `start` on; the first offset is the last of the previous range."""
     matrix, last = operand.matrix, start + len(offsets) - 1
     falls = offsets[1:] < offsets[:-1]
     if falls.any():

@@ -160,7 +160,7 @@ def _problem(array: ChunkedArray, k: int, last: int) -> str | None:
 
 
 def _strays(array: ChunkedArray) -> Iterator[str]:
-    """Yield a line for each file in the folder of an array that is none of its own."""
+    """Yield a line for each foreign file in an array's folder."""
     folder = f"{locations.local_path(array.url)}"
     for place, _, names in os.walk(f"{folder}/{array.name}"):
         for name in sorted(names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from collections import Counter
@@ -162,7 +163,7 @@ def test_how_a_file_is_read_is_passed_on(tmp_path, monkeypatch):
 
 def test_keywords_of_files_are_those_of_import():
     read = ReadOptions()
-    own = {name: value for name, value in options.FILE_DEFAULTS.items() if name != "format"}
+    own = {name: value for name, value in dataclasses.asdict(options.FileOptions()).items() if name != "format"}
     assert own == {name: getattr(read, name) for name in own}
     assert set(own) == set(vars(read)) - {"names", "duplicates"}
 

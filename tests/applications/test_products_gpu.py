@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from tests.applications.test_markov_clustering import edges_of_genes
+from tests.applications.markov_clustering.test_markov_clustering import edges_of_genes
 from tests.conftest import random_matrix
 
 pytestmark = pytest.mark.gpu

@@ -17,8 +17,8 @@ import numpy as np
 import scipy.sparse as sp
 
 import spdist
-from spdist.applications import walks_in_memory, walks_on_gpu
-from spdist.applications.walks import Pruning
+from spdist.applications.markov_clustering import gpu_walks, host_walks
+from spdist.applications.markov_clustering.pruning import Pruning
 from spdist.kernels import reduction_spec
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
 from spdist.kernels.cpu.reduce import reduce_rows
@@ -128,9 +128,9 @@ def walks() -> None:
         rows = np.repeat(np.arange(m.shape[0]), np.diff(m.indptr))
         edges = Entries(rows, m.indices, m.data)
         for pruning in (Pruning(0, 0, 0), Pruning(30, 4, 9), Pruning(5, 0, 12, 99.0)):
-            first = walks_on_gpu.first_walks_on_gpu(edges, m.shape[0], 1.5)
-            on_gpu = walks_on_gpu.GpuWalks(first, pruning, 1 << 30)
-            on_host = walks_in_memory.HostWalks(on_gpu.on_host(), pruning, {"engine": "numba"})
+            first = gpu_walks.first_walks_on_gpu(edges, m.shape[0], 1.5)
+            on_gpu = gpu_walks.GpuWalks(first, pruning, 1 << 30)
+            on_host = host_walks.HostWalks(on_gpu.on_host(), pruning, {"engine": "numba"})
             assert np.isclose(on_gpu.take(2.0), on_host.take(2.0), rtol=1e-3)
             if m.shape[0] < 1000:  # ties of larger ones are cut in any order
                 agree(on_gpu.on_host(), on_host.on_host().to_scipy())

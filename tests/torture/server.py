@@ -29,8 +29,8 @@ MODULES = (
     "distributed.dashboard.scheduler", "zarrs", "scipy.sparse", "spdist.cli", "spdist.api.products",
     "spdist.cli.console", "spdist.jobs.multiply", "spdist.storage.transpose", "spdist.storage.import_export",
     "spdist.verification.freivalds", "spdist.applications.shortest_paths", "spdist.applications.similarity",
-    "spdist.applications.cooccurrence", "spdist.applications.markov_clustering", "spdist.applications.pagerank",
-    "spdist.applications.triangles",
+    "spdist.applications.cooccurrence", "spdist.applications.markov_clustering.markov_clustering",
+    "spdist.applications.pagerank", "spdist.applications.triangles",
     "spdist.scheduler.execution.worker_process", "spdist.kernels.cpu.numba_engine", "spdist.kernels.cpu.rowwise",
 )  # fmt: skip
 """Modules that every command imports sooner or later."""

@@ -117,9 +117,9 @@ def test_progress_is_a_line_now_and_then(jobs, capsys):
     log = jobs.Log()
     assert log.every == 30
     for done in range(100):
-        log.tell(f"{done}")
+        log.log_progress(f"{done}")
     log.written -= 31
-    log.tell("later")
+    log.log_progress("later")
     assert capsys.readouterr().out.split()[1:] == ["later"]
 
 
@@ -150,7 +150,11 @@ def test_without_a_memory_limit_spdist_chooses_it(run, monkeypatch, capsys, sett
 
 def test_example_names_every_key(workflow, tmp_path, monkeypatch):
     example = yaml.safe_load(SCRIPT.with_suffix(".yaml").read_text())
-    assert list(example) == list(workflow.READERS)
+    keys = sys.modules["job_file"].readers_of(workflow.Job)
+    assert set(example) == set(keys)
+    for kind in workflow.Job.__mro__[:-1]:
+        own = [key for key in keys if key in kind.__annotations__]
+        assert [key for key in example if key in own] == own
     defaults = {one.name: one.default for one in dataclasses.fields(workflow.Job) if one.name not in (*GOOD, "report")}
     assert {key: value for key, value in example.items() if key in defaults} == defaults
 
@@ -285,7 +289,7 @@ def begin(folder: Path, *words: str | Path, **options) -> subprocess.Popen[str]:
 
 
 def test_a_signal_while_an_object_is_finalized_is_heard_later(jobs, monkeypatch):
-    monkeypatch.setattr(jobs, "ASKED", [])
+    monkeypatch.setattr(jobs, "RECEIVED_SIGNALS", [])
     kept = signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGTERM)
 
     class Dying:
@@ -297,7 +301,7 @@ def test_a_signal_while_an_object_is_finalized_is_heard_later(jobs, monkeypatch)
         jobs.catch_signals()
         Dying()
         with pytest.raises(jobs.Stopped, match="SIGUSR1"):
-            jobs.Log().tell("later")
+            jobs.Log().log_progress("later")
     finally:
         logging.disable(logging.NOTSET)
         signal.signal(signal.SIGUSR1, kept[0])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import json
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ import yaml
 from scipy.sparse.csgraph import connected_components, shortest_path
 
 import spdist
+from spdist.options import FileKeywords
 from spdist.scheduler.execution.clients import local_cluster
 from tests.conftest import WORKFLOWS, load_workflow
 from tests.scheduler.execution.test_driver import read
@@ -38,11 +42,28 @@ def left_beside(*names: str) -> None:
 def test_examples_name_every_key(name):
     workflow = load_workflow(name)
     example = yaml.safe_load((WORKFLOWS / f"{name}.yaml").read_text())
-    assert set(example) == set(workflow.READERS)
     fields = dataclasses.fields(workflow.Job)
-    assert set(workflow.READERS) == {one.name for one in fields}
+    assert set(example) == {one.name for one in fields}
     defaults = {one.name: one.default for one in fields if one.default is not dataclasses.MISSING}
     assert {key: value for key, value in example.items() if key in defaults} == defaults
+
+
+def test_examples_explain_a_key_in_the_same_words():
+    found: dict[str, set[str]] = {}
+    for name in (*NAMES, "multiply"):
+        for key, words in re.findall(r"^(\w+):[^#\n]*# (.*)$", (WORKFLOWS / f"{name}.yaml").read_text(), re.MULTILINE):
+            found.setdefault(key, set()).add(words)
+    same = ("memory_limit", "host_limit", "workers", "scheduler", "scheduler_file", "read", "steal", "overwrite")
+    assert {key: len(found[key]) for key in same} == dict.fromkeys(same, 1)
+
+
+@pytest.mark.parametrize("name", ["similarity", "cooccurrence", "shortest_paths", "markov_clustering", "pagerank"])
+def test_keys_have_the_defaults_of_calls(name):
+    parameters = inspect.signature(getattr(spdist, name)).parameters
+    keys = [one for one in dataclasses.fields(load_workflow(name).Job) if one.default is not dataclasses.MISSING]
+    shared = {one.name: one.default for one in keys if one.name in parameters}
+    assert {key for key, default in shared.items() if default != parameters[key].default} <= {"resume"}
+    assert set(sys.modules["job_file"].READING) == set(FileKeywords.__annotations__)
 
 
 def test_similarity_of_genes(run_job):

@@ -1,4 +1,4 @@
-"""Random walks of Markov clustering that stay on a GPU: each step multiplies and cuts blocks of rows there."""
+"""Random walks that stay on a GPU: each step multiplies and cuts blocks of rows there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,44 @@ from typing import Any
 
 import numpy as np
 
-from spdist.applications.rows import inflate, stacked
-from spdist.applications.walks import COPIES, DTYPE, Pruning, finished, most_bytes
+from spdist.applications.markov_clustering.pruning import DTYPE, Pruning
+from spdist.applications.markov_clustering.rows import inflate, stacked
+from spdist.applications.markov_clustering.walks import COPIES, finished, most_bytes
+from spdist.foundation.units import parse_bytes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import index_dtype
+from spdist.options import EngineKeywords
 from spdist.storage.external_sort import Entries
 
 BLOCK_ENTRY_BYTES = 32
 """Bytes of GPU memory for each entry that an expansion may have, with what the product needs besides."""
 BLOCK_ENTRIES = 1 << 30
 """Most entries of a block of an expansion: offsets are int32."""
+
+
+SORT_BYTES = 200
+"""Bytes of GPU memory for each edge while both directions are sorted."""
+
+
+def fit_on_gpu(n: int, edges: int, pruning: Pruning, engine: EngineKeywords) -> bool:
+    """Whether the engine is "cuda", and walks cannot outgrow half of the current GPU's memory.
+
+    Raises `InputError` if there is no GPU.
+    """
+    if engine.get("engine") != "cuda":
+        return False
+    return max(2 * most_bytes(pruning, n), SORT_BYTES * edges) <= gpu_limit(engine)
+
+
+def gpu_limit(engine: EngineKeywords) -> int:
+    """Return the bytes of GPU memory that may be used."""
+    from spdist.inmemory.through_gpu import check_gpu
+
+    check_gpu("cuda")
+    from spdist.kernels.streaming.gpu_device import free_memory
+
+    given = engine.get("memory_limit")
+    return free_memory() if given is None else min(parse_bytes(given), free_memory())
 
 
 def first_walks_on_gpu(edges: Entries, n: int, pre_inflation: float | None) -> CSR:
@@ -44,7 +72,7 @@ def first_walks_on_gpu(edges: Entries, n: int, pre_inflation: float | None) -> C
 
 
 def _largest(places: Any, values: Any) -> tuple[Any, Any]:
-    """Return each place once, rising, with the largest of its values, none of which is negative."""
+    """Return each place once, rising, with the largest of its values, which are not negative."""
     import cupy
 
     order = cupy.lexsort(cupy.stack([(values + 0.0).view(np.int64), places]))  # bits of positive floats rise with them
@@ -91,7 +119,7 @@ class GpuWalks:
         return CSR(indptr.get().astype(np.int64), indices.get(), data.get(), self.rows.shape)
 
     def _bounds(self) -> list[int]:
-        """Return the bounds of blocks of rows whose expansions fit, whatever they turn out to be."""
+        """Return the bounds of blocks of rows whose expansions fit, even if no products combine."""
         import cupy
 
         rows = self.rows

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from spdist.applications import walks_in_memory, walks_on_gpu
-from spdist.applications.rows import is_on_gpu
-from spdist.applications.walks import Pruning
+from spdist.applications.markov_clustering import gpu_walks, host_walks
+from spdist.applications.markov_clustering.pruning import Pruning
+from spdist.applications.markov_clustering.rows import is_on_gpu
 from spdist.kernels.rowwise_gpu.finished.inflate import inflate
 from spdist.matrices.csr import CSR
 from spdist.storage.external_sort import Entries
@@ -48,24 +48,24 @@ def same(mine: CSR, theirs: CSR) -> bool:
 @pytest.mark.parametrize("pre_inflation", [None, 1.7])
 @pytest.mark.parametrize("n", [1, 2, 50])
 def test_first_walks(n, pre_inflation):
-    found = walks_on_gpu.first_walks_on_gpu(edges(n, n), n, pre_inflation)
+    found = gpu_walks.first_walks_on_gpu(edges(n, n), n, pre_inflation)
     assert is_on_gpu(found)
-    assert same(found, walks_in_memory.first_walks(edges(n, n), n, pre_inflation))
+    assert same(found, host_walks.first_walks(edges(n, n), n, pre_inflation))
 
 
 def test_first_walks_of_no_edges():
     nothing = Entries(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    assert walks_on_gpu.first_walks_on_gpu(nothing, 3, None).data.tolist() == [1, 1, 1]
+    assert gpu_walks.first_walks_on_gpu(nothing, 3, None).data.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("blocks", [1, 5])
 @pytest.mark.parametrize("pruning", RULES, ids=str)
 def test_steps(pruning, blocks, monkeypatch):
     n = 60
-    mine = walks_on_gpu.GpuWalks(walks_on_gpu.first_walks_on_gpu(edges(n, 1), n, None), pruning, 1 << 30)
-    theirs = walks_in_memory.HostWalks(walks_in_memory.first_walks(edges(n, 1), n, None), pruning, {})
+    mine = gpu_walks.GpuWalks(gpu_walks.first_walks_on_gpu(edges(n, 1), n, None), pruning, 1 << 30)
+    theirs = host_walks.HostWalks(host_walks.first_walks(edges(n, 1), n, None), pruning, {})
     if blocks > 1:
-        monkeypatch.setattr(walks_on_gpu, "BLOCK_ENTRIES", n * n // blocks)
+        monkeypatch.setattr(gpu_walks, "BLOCK_ENTRIES", n * n // blocks)
     assert (mine.place, theirs.place) == ("gpu", "host")
     for _ in range(4):
         assert mine.take(1.6) == pytest.approx(theirs.take(1.6), rel=1e-5)

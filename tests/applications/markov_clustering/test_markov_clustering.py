@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist import cli
-from spdist.applications import markov_clustering, walks, walks_in_memory
-from spdist.applications.clusters import strongest
-from spdist.applications.rows import stacked
-from spdist.applications.walks import Pruning
+from spdist.applications.markov_clustering import host_walks, stored_walks, walks
+from spdist.applications.markov_clustering.attractors import strongest
+from spdist.applications.markov_clustering.pruning import Pruning
+from spdist.applications.markov_clustering.rows import stacked
 from spdist.matrices.csr import from_scipy
 from spdist.storage.external_sort import Entries
 
-DATA = Path(__file__).resolve().parents[2] / "data"
+DATA = Path(__file__).resolve().parents[3] / "data"
 EXPECTED = json.loads((Path(__file__).parent / "clusters_of_mcl.json").read_text())
 """What mcl 22-282 wrote of the graph of `edges_of_genes`, by its options."""
 
@@ -67,7 +67,7 @@ def test_stored_walks_make_the_same_clusters(genes, tmp_path, options, rows, mon
         return ((start, m.rows(start, min(start + rows, m.nrows))) for start in range(0, m.nrows, rows))
 
     monkeypatch.setattr(walks, "COPIES", 1 << 40)  # nothing fits in memory
-    monkeypatch.setattr(markov_clustering, "parts", in_parts)
+    monkeypatch.setattr(stored_walks, "parts", in_parts)
     out = tmp_path / "clusters"
     assert cli.main(["markov-clustering", str(genes), "-o", str(out), *options.split(), "--json"]) == 0
     assert out.read_text().splitlines() == EXPECTED[options]
@@ -105,7 +105,7 @@ def test_a_step_keeps_what_the_rules_say(seed, n, density, prune, select, recove
     rules = Pruning(prune, select, recover, 90.0)
     numbers = {"prune": prune, "select": select, "recover": recover}
     spdist.markov_clustering(graph, maxiter=1, on_step=lambda step, facts: seen.append(facts), **numbers)
-    first = walks_in_memory.first_walks(edges_of(graph), n, None).to_scipy().toarray().astype(float)
+    first = host_walks.first_walks(edges_of(graph), n, None).to_scipy().toarray().astype(float)
     rows = [pruned(row, rules) for row in first @ first]
     expected = sum(max(int((row > 0).sum()), 1) for row in rows)
     assert abs(seen[0]["entries"] - expected) <= 0.02 * expected + 1  # ties and rounding
@@ -143,7 +143,7 @@ def test_a_vertex_belongs_where_its_walk_goes_most():
 def test_samples_do_not_change_clusters(genes, monkeypatch):
     found = []
     for share in (0.0, 1.0):
-        monkeypatch.setattr(walks_in_memory, "MANY", share)
+        monkeypatch.setattr(host_walks, "MANY", share)
         found.append(spdist.markov_clustering(genes, prune=60, select=8, recover=14).labels)
     np.testing.assert_array_equal(*found)
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused_before_work(tmp_path, options, says):
 
 KILLED = """
 import os, signal, sys, spdist
-from spdist.applications import markov_clustering, walks
+from spdist.applications.markov_clustering import stored_walks, walks
 walks.COPIES = 1 << 40
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -205,7 +205,7 @@ def on_step(step, facts):
     if step == 4 and sys.argv[3] == "after":
         kill()
     if step == 3 and sys.argv[3] == "in":
-        markov_clustering.MatrixWriter.close = kill
+        stored_walks.MatrixWriter.close = kill
 spdist.markov_clustering(sys.argv[1], sys.argv[2], on_step=on_step)
 """
 

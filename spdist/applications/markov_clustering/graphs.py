@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from spdist.applications.files import file_format, imported, in_folder
-from spdist.applications.operands import check_square, check_values, name_of, opened
-from spdist.applications.rows import numbers_of
-from spdist.applications.walks import COPIES, Pruning, most_bytes
-from spdist.applications.walks_in_memory import fit_on_gpu
+from spdist.applications.markov_clustering.gpu_walks import fit_on_gpu
+from spdist.applications.markov_clustering.pruning import Pruning
+from spdist.applications.markov_clustering.rows import numbers_of
+from spdist.applications.markov_clustering.walks import COPIES, most_bytes
+from spdist.applications.operands import WEIGHTS, check_square, check_values, name_of, opened
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import counted, parse_bytes
@@ -27,8 +28,6 @@ from spdist.storage.formats.registry import EDGE_OPTIONS
 from spdist.storage.import_export import read_edges
 from spdist.storage.matrix import StoredMatrix
 
-NEEDED = "finite weights of 0 and more"
-
 
 @dataclass(frozen=True)
 class Graph:
@@ -36,7 +35,7 @@ class Graph:
 
     vertices: int
     names: Sequence[str] | None  # of the vertices, if they have any
-    edges: Entries | None = None  # in memory; several of one place are not summed: the heaviest counts
+    edges: Entries | None = None  # in memory; the heaviest of several between two vertices counts
     matrix: StoredMatrix | None = None  # if edges are not in memory
 
 
@@ -49,7 +48,7 @@ def load_graph(
     `labels`: file of the names of a matrix' vertices; by default the names of its rows.
     `keywords`: of the call; the names of `FileKeywords` say how to read a file.
     `stack`: removes the matrix of a file.
-    Raises `InputError, MatrixError` if it is no graph; names what is wrong.
+    Raises `InputError, MatrixError` if it is not a graph; names what is wrong.
     """
     kind = file_format(graph, keywords)
     if kind is not None and kind.takes == EDGE_OPTIONS:
@@ -65,7 +64,7 @@ def load_graph(
     graph = stack.enter_context(imported(graph, in_folder(), keywords, duplicates="max"))
     matrix = opened(graph, "clusters")
     check_square(matrix)
-    check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), NEEDED)
+    check_values(matrix, lambda x: np.isfinite(x) & (x >= 0), WEIGHTS)
     names = _own_names(matrix) if labels is None else _names(labels, matrix)
     if isinstance(matrix, StoredMatrix):
         fit = _walks_fit(matrix.nrows, matrix.nnz, pruning, execution)
@@ -84,7 +83,7 @@ def _memory(execution: ExecutionOptions) -> int:
 
 
 def _walks_fit(n: int, edges: int, pruning: Pruning, execution: ExecutionOptions) -> bool:
-    """Whether walks cannot outgrow the limit of a GPU, or the host's; those of worker processes are stored."""
+    """Whether walks cannot outgrow the memory of a GPU or of the host; with worker processes they are always stored."""
     if execution.workers is not None or execution.scheduler is not None:
         return False
     engine: EngineKeywords = {"engine": execution.engine, "memory_limit": execution.memory_limit}
@@ -100,7 +99,7 @@ def _checked(path: str, edges: Entries, names: Sequence[str]) -> Graph:
         at = int(fits.argmin())
         ends = " and ".join(repr(names[int(each[at])]) for each in (edges.rows, edges.columns))
         raise MatrixError(
-            f"{path} has an edge of weight {edges.values[at]} between {ends}; {NEEDED} are needed: correct it"
+            f"{path} has an edge of weight {edges.values[at]} between {ends}; {WEIGHTS} are needed: correct it"
         )
     return Graph(len(names), names, edges)
 
