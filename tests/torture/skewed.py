@@ -1,7 +1,7 @@
 """Products of skewed matrices at random limits: their memory, by their own report and measured from outside.
 
-A process that multiplies itself makes a small product and starts a cluster first, which load everything: what it holds
-then is its base.
+A process that multiplies itself first makes a small product, loads Zarr and starts a cluster: what it holds then is its
+base. Zarr loads CuPy where there is one.
 The base of workers is the peak of workers that made a small product. Run as a module, this file is such a process.
 """
 
@@ -276,6 +276,8 @@ class _PeakSampler(threading.Thread):
 
 def main(folder: Path, small: list[str], real: list[str]) -> Any:
     """Make the small product, start a cluster in this process, note the base, and make the other product."""
+    import zarrs  # noqa: F401
+
     from spdist.cli import main as cli
     from spdist.scheduler.execution.clients.local_cluster import started
 
