@@ -22,14 +22,15 @@ from distributed import Worker, WorkerPlugin
 import spdist
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.clients.cluster import connect
-from spdist.scheduler.execution.driver import Driver, DriverTuning
-from spdist.scheduler.execution.journal import WrittenChunks
+from spdist.scheduler.execution.driver import ProductDriver
+from spdist.scheduler.execution.journal import Journal, WrittenChunks
 from spdist.scheduler.execution.plugins import installed, peak_memory
 from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, JobSpec
 from spdist.scheduler.execution.stages import CommitTarget
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.execution.worker_process import resident_memory
+from spdist.scheduler.executors.dask import DaskExecutor
 from spdist.scheduler.planner.plan import Block, Operand, Plan
 from spdist.storage.checksums import Checksums
 from spdist.storage.groups import begin
@@ -107,12 +108,13 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
             installed(client, "bench", job),
         ):
             client.register_plugin(EmptyStages(slow, seconds))
-            driver = Driver(client, "bench", plan, layout, RunCallbacks(progress=note), DriverTuning())
+            executor, journal = DaskExecutor(client, "bench"), Journal(layout)
+            driver = ProductDriver(executor, plan, layout, journal, RunCallbacks(progress=note))
             driver.journal.chunks = NothingWritten(layout, Checksums(NONE, NONE, NONE))
             stop = threading.Event()
             watch = threading.Thread(target=lambda: _watch(driver, slow, stop, ahead), daemon=True)
             watch.start()
-            gc.freeze()  # as `driver.execute` does
+            gc.freeze()  # as `DaskExecutor.running` does
             started = time.perf_counter()
             driver.run()
             wall = time.perf_counter() - started
@@ -131,7 +133,7 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
     }
 
 
-def _watch(driver: Driver, slow: int, stop: threading.Event, ahead: list[int]) -> None:
+def _watch(driver: ProductDriver, slow: int, stop: threading.Event, ahead: list[int]) -> None:
     """Note how many blocks were handed out while the slow one was the first that is not placed."""
     while not stop.is_set():
         waiting = [block.task.number for block in list(driver.window.in_flight) if block.offset < 0]

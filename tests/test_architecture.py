@@ -32,6 +32,8 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "scheduler.dashboard": GROUND,
     "scheduler.execution": ARRAYS
     | {"kernels", "storage", "scheduler.planner", "scheduler.clusters", "scheduler.dashboard"},
+    "scheduler.executors": ARRAYS
+    | {"kernels", "storage", "scheduler.planner", "scheduler.clusters", "scheduler.dashboard", "scheduler.execution"},
     "operators": ARRAYS | {"kernels", "storage", "inmemory", "scheduler.execution"},
     "jobs": ARRAYS
     | {
@@ -43,6 +45,7 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
         "interop",
         "scheduler.planner",
         "scheduler.execution",
+        "scheduler.executors",
         "scheduler.dashboard",
     },
 }

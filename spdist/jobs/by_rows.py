@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.predicting.run_time import expectation
 from spdist.jobs.report import Callbacks, Report, recorder, run_callbacks
 from spdist.jobs.request import Request
-from spdist.jobs.starting.alone import alone, plan_if_short
+from spdist.jobs.starting.start import ready_to_run
 from spdist.jobs.status import durable_part
 from spdist.jobs.target import (
     Facts,
@@ -32,7 +31,7 @@ from spdist.jobs.target import (
 from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.execution.alone import execute_alone
+from spdist.scheduler.execution.driver import execute
 from spdist.scheduler.execution.records import Outcome
 from spdist.scheduler.execution.unfinished import JOURNAL, PLAN, has_plan_of, read_plan, write_plan
 from spdist.scheduler.planner import planner
@@ -69,25 +68,11 @@ class Job:
 
         Returns (Plan, Outcome).
         """
-        source, expects = plan_if_short(self.planning, execution), expectation(self.planning.request, execution)
-        plan = alone(source, execution)
-        if plan is not None:
-            callbacks.planned(plan)
-            name, reports = uuid.uuid4().hex[:8], run_callbacks(callbacks, expects)
+        source, expects = self.planning, expectation(self.planning.request, execution)
+        with ready_to_run(source, execution, callbacks, self.target) as (executor, plan, supervisor):
+            reports = run_callbacks(callbacks, expects, supervisor)
             with self._begun(plan) as begun:
-                outcome, layout, checksums = execute_alone(name, source.draft(), plan, begun, reports)
-            from spdist.jobs.compiling.ahead import note_compiled
-
-            note_compiled(source.draft().with_plan(plan, ""))
-        else:
-            from spdist.jobs.starting.workers import workers_and_plan  # loads Dask
-            from spdist.scheduler.execution.driver import execute
-
-            with workers_and_plan(source, execution, callbacks, self.target) as ready:
-                plan, reports = ready.plan, run_callbacks(callbacks, expects, ready.supervisor)
-                with self._begun(plan) as begun:
-                    run = ready.client, ready.name, source.draft(), plan, begun, reports
-                    outcome, layout, checksums = execute(*run)
+                outcome, layout, checksums = execute(executor, source.draft(), plan, begun, reports)
         place = layout.url
         check_held(self.target)
         finish_matrix(layout, self.planning.request.a.nrows, outcome.nnz, self.facts, checksums, self.names)

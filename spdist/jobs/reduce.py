@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from spdist.foundation import phases
-from spdist.jobs.compiling.ahead import note_compiled
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
 from spdist.jobs.planning import PlanSource, check_values, request_of
 from spdist.jobs.predicting.run_time import expectation
 from spdist.jobs.report import Callbacks, run_callbacks
-from spdist.jobs.starting.alone import alone, plan_if_short
+from spdist.jobs.starting.start import ready_to_run
 from spdist.kernels.cpu.reduce import reduce_linear
 from spdist.kernels.reduction_spec import Reduction, is_linear, spec_for
 from spdist.kernels.reduction_spec import check_values as check_reducible
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, ProductOptions
-from spdist.scheduler.execution.alone import reduce_alone
+from spdist.scheduler.execution.reduction import execute_reduction
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage.foreign import versions
@@ -96,19 +94,10 @@ def request_to_reduce(
 
 
 def _run(source: PlanSource, what: Reduction, execution: ExecutionOptions, callbacks: Callbacks) -> Any:
-    """Plan and run a reduction on workers."""
-    source, expects = plan_if_short(source, execution), expectation(source.request, execution)
-    if (plan := alone(source, execution)) is not None:
-        callbacks.planned(plan)
-        found = reduce_alone(uuid.uuid4().hex[:8], source.draft(), plan, what, run_callbacks(callbacks, expects))
-        note_compiled(source.draft().with_plan(plan, ""))
-        return found
-    from spdist.jobs.starting.workers import workers_and_plan  # loads Dask
-    from spdist.scheduler.execution.reduction import execute_reduction
-
-    with workers_and_plan(source, execution, callbacks) as ready:
-        reports = replace(run_callbacks(callbacks, expects, ready.supervisor), timed=None)
-        return execute_reduction(ready.client, ready.name, source.draft(), ready.plan, what, reports)
+    """Plan and run a reduction."""
+    expects = expectation(source.request, execution)
+    with ready_to_run(source, execution, callbacks) as (executor, plan, supervisor):
+        return execute_reduction(executor, source.draft(), plan, what, run_callbacks(callbacks, expects, supervisor))
 
 
 def _row_blocks(m: StoredMatrix) -> Iterator[CSR]:

@@ -45,7 +45,7 @@ def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource
         return replace(source, stored_plan=source.make())
 
 
-def alone(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
+def plan_for_this_process(source: PlanSource, execution: ExecutionOptions) -> Plan | None:
     """Return the plan if this process shall make the product itself; None if it needs workers.
 
     `source`: from `plan_if_short`.

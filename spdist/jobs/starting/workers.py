@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from distributed import Client
 
@@ -19,6 +18,7 @@ from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.compiling.ahead import compile_ahead
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
+from spdist.jobs.starting.ready import Ready
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.clients.cluster import connect
@@ -26,19 +26,11 @@ from spdist.scheduler.execution.clients.members import least_threads, remote_rea
 from spdist.scheduler.execution.operands.resident import SHARING
 from spdist.scheduler.execution.plugins import prefetch
 from spdist.scheduler.execution.supervision.supervisor import Supervisor, supervised
+from spdist.scheduler.executors.dask import DaskExecutor
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage.locations import in_process
-
-
-class Ready(NamedTuple):
-    """What a product needs to run."""
-
-    client: Client  # connected to the workers
-    plan: Plan
-    name: str  # name under which workers know the product
-    supervisor: Supervisor  # looks after the workers; it has found that they fit the plan
 
 
 @contextlib.contextmanager
@@ -106,7 +98,7 @@ class _Start:
         ):
             _wait_for(kernels, supervisor)
             supervisor.check(self.source.request, plan, self.target)
-            yield Ready(client, plan, self.name, supervisor)
+            yield Ready(DaskExecutor(client, self.name), plan, supervisor)
 
     @contextlib.contextmanager
     def workers_first(self) -> Iterator[Ready]:
@@ -130,7 +122,7 @@ class _Start:
                 plan = planning.result()
             self.callbacks.planned(plan)
             supervisor.check(source.request, plan, self.target)
-            yield Ready(client, plan, self.name, supervisor)
+            yield Ready(DaskExecutor(client, self.name), plan, supervisor)
 
     def count_early_workers(self) -> int:
         """Return the number of workers to start before there is a plan: 0 to plan first."""

@@ -74,7 +74,8 @@ class WrittenChunks:
             self._reading.append(self._readers.submit(self._read, first, last))
         self._asked = max(self._asked, written)
         while self._reading and (wait or self._reading[0].done()):
-            tables = self._reading.popleft().result()
+            tables = self._reading[0].result()  # stays the first if it fails: those after it do not count
+            self._reading.popleft()
             for known, table in zip(self._tables, tables, strict=True):
                 known.append(table)
             self.count += len(tables[0])
@@ -135,7 +136,7 @@ class Journal:
         self._offset_checksums = part.checksums.indptr
         self._offsets = ChunkBuffer(layout.array("indptr"), (part.checkpoint.row + 1) - len(part.offsets))
         self._offsets.append(part.offsets)
-        self._next_write = time.monotonic() + self._tuning.seconds
+        self._next_write, self._was_written = time.monotonic() + self._tuning.seconds, False
 
     def add_rows(self, stop: int, offset: int, row_nnz: Int64Array) -> None:
         """Add rows up to `stop` to the durable part; their entries begin at `offset`."""
@@ -145,13 +146,17 @@ class Journal:
         self.checkpoint = replace(self.checkpoint, row=stop, nnz=int(ends[-1]) if len(ends) else offset)
 
     def keep(self, chunks: int, *, is_last: bool = False) -> None:
-        """Set how many Zarr chunks are durable, and write the journal now and then, or if it is the last time."""
+        """Set how many Zarr chunks are durable, and write the journal now and then.
+
+        The last time it is written, too, unless the whole run took less time than lies between two writes.
+        """
         has_grown = chunks != self.checkpoint.chunks
         self.checkpoint = replace(self.checkpoint, chunks=chunks)
         begin = time.monotonic()
-        if is_last or (has_grown and begin > self._next_write):
+        is_due = begin > self._next_write
+        if (has_grown and is_due) or (is_last and (is_due or self._was_written)):
             self.write()
-            now = time.monotonic()
+            now, self._was_written = time.monotonic(), True
             self._next_write = now + max(self._tuning.seconds, (now - begin) / self._tuning.share)
 
     def set_compressed(self) -> None:

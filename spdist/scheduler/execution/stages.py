@@ -1,7 +1,7 @@
 """Stages of a block on a worker: preprocess, multiply, merge, commit, join; or reduce. One function each.
 
 To add a stage, write a function that takes a `WorkerContext` and the task's arguments, time it with
-`context.telemetry.measure`, enter it in `STAGES`, and submit it by name (`graph.TaskGraph`).
+`context.telemetry.measure`, enter it in `STAGES`, and submit it by name (`Executor.submit`).
 
 A stage returns a small value (counts, fragments of Zarr chunks). Blocks themselves stay in the worker's context until
 they are committed, so that the worker frees their memory as soon as they are written. If a block is missing when it is

@@ -7,19 +7,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from distributed import Future
-
 from spdist.scheduler.execution.assignment import BlockWork
+from spdist.scheduler.execution.executor import Handle
 from spdist.scheduler.execution.records import BlockCounts, BlockNumber, BlockTask
 
 
-@dataclass
+@dataclass(eq=False)
 class BlockInFlight:
     """A block that was submitted and is not yet durable."""
 
     work: BlockWork  # ends where the block's capacity did, once that is known
     worker: str  # address of the worker that has it
-    multiplied: Future[BlockCounts]
+    multiplied: Handle  # of its first stage
     counts: BlockCounts | None = None  # none until the block is multiplied
     offset: int = -1  # position of its first entry in C; -1 until the blocks before it are counted
     committed: bool = False
@@ -104,10 +103,10 @@ class SharedChunks:
     def __init__(self, length: int, done: int) -> None:
         self.length, self.done = length, done
         self._committing: dict[BlockNumber, int] = {}
-        self._fragments: dict[int, list[Future[object]]] = {}
+        self._fragments: dict[int, list[Handle]] = {}
         self._joining: set[int] = set()
 
-    def begin_commit(self, block: BlockInFlight, commit: Future[object]) -> None:
+    def begin_commit(self, block: BlockInFlight, commit: Handle) -> None:
         """Note that a commit was submitted, and the Zarr chunks of which it returns fragments."""
         if not block.nnz:
             return
@@ -122,7 +121,7 @@ class SharedChunks:
         """Note that a block is committed."""
         self._committing.pop(number, None)
 
-    def take_complete(self, nnz: int, *, is_last: bool) -> Iterator[tuple[int, Sequence[Future[object]]]]:
+    def take_complete(self, nnz: int, *, is_last: bool) -> Iterator[tuple[int, Sequence[Handle]]]:
         """Yield each shared Zarr chunk whose fragments are all submitted, with their commits; it is being joined then.
 
         `nnz`: entries of C with a known position.

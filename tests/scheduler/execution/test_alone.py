@@ -22,9 +22,10 @@ from spdist.api import products as api
 from spdist.errors import InputError, SpdistError
 from spdist.jobs.starting import alone as short
 from spdist.scheduler.execution import stages, worker_process
-from spdist.scheduler.execution.alone import WORKER, _ReadAhead
 from spdist.scheduler.execution.records import BlockTask
 from spdist.scheduler.execution.supervision import probe
+from spdist.scheduler.executors import threads
+from spdist.scheduler.executors.threads import WORKER, ThreadExecutor
 from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import files, read
@@ -201,26 +202,43 @@ def test_short_products_of_a_single_gpu_need_no_worker(stored, monkeypatch, gpus
 def test_blocks_are_read_ahead(monkeypatch, most):
     """As many as there is room for; none of several pieces, and the first by whoever makes it."""
     tasks = [BlockTask(k, 10 * k, 10 * k + 10, 100, False) for k in range(6)]
-    job = SimpleNamespace(pieces_of=lambda task: 2 if task.number == 4 else 1)
-    begun: list[int] = []
-    monkeypatch.setitem(stages.STAGES, "preprocess", lambda context, task: begun.append(task.number) or task.number)
-    reads = _ReadAhead(SimpleNamespace(job=job), [SimpleNamespace(task=task) for task in tasks], most)
-    for number in range(6):
-        operands = reads.take(number)
-        assert (operands is None) == (number in (0, 4) or most == 0)
-        assert operands is None or operands.result() == number
-    reads.close()
-    assert sorted(begun) == ([1, 2, 3, 5] if most else [])
-    later = _ReadAhead(SimpleNamespace(job=job), [SimpleNamespace(task=task) for task in tasks], most)
-    later.take(0)
-    later.close()
-    assert len(begun) <= 4 * bool(most) + most
+    job = SimpleNamespace(pieces_of=lambda task: 2 if task.number == 4 else 1, host_bytes=1 << 30)
+    context = SimpleNamespace(job=job, load=lambda plan: None, release=lambda: None)
+    draft = SimpleNamespace(with_plan=lambda plan, name: job)
+    plan = SimpleNamespace(on_gpu=True, blocks_in_flight=most + 2)
+    ahead: list[int] = []
+    made: list[int] = []
+    monkeypatch.setattr(threads, "WorkerContext", lambda job: context)
+    monkeypatch.setattr(threads, "fix_engine", lambda job, plan: job)
+    monkeypatch.setattr(threads, "compute", lambda context, task, pieces: made.append(task.number) or task.number)
+    monkeypatch.setattr(threads, "count", lambda c, task: c)
+    monkeypatch.setitem(stages.STAGES, "preprocess", lambda context, task: ahead.append(task.number) or task.number)
+    monkeypatch.setitem(stages.STAGES, "multiply", lambda context, task, operands: operands)
+
+    def begin(executor):
+        for task in reversed(tasks):
+            executor.submit("multiply", task, key=(task.number, 0))
+
+    executor = ThreadExecutor("job")
+    with executor.running(draft, plan):
+        begin(executor)
+        assert [result for _ in range(6) for _, result in executor.next_completed()] == list(range(6))
+    assert sorted(ahead) == ([1, 2, 3, 5] if most else [])
+    assert made == ([0, 4] if most else list(range(6)))
+    ahead.clear()
+    executor = ThreadExecutor("job")
+    with executor.running(draft, plan):
+        begin(executor)
+        executor.next_completed()
+    assert len(ahead) <= most
 
 
 def test_progress_counts_the_blocks(stored, tmp_path):
     a, seen = stored("A", random_matrix(300, 300, 5, 1)), []
     report = api.multiply(a, a, tmp_path / "C.zarr", grid=(4, 1, 1), callbacks=spdist.Callbacks(progress=seen.append))
-    assert [now.blocks_total for now in seen] == [4] * 4
+    assert {now.blocks_total for now in seen} == {4}
+    assert [now.blocks for now in seen] == sorted(now.blocks for now in seen)
+    assert len(seen) >= 4
     assert [now.products for now in seen] == sorted(now.products for now in seen)
     assert (seen[-1].blocks, seen[-1].products, seen[-1].durable_row) == (4, seen[-1].products_total, 300)
     assert report.blocks == 4

@@ -180,9 +180,7 @@ def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monke
 
 def test_resume_refuses_another_product(stored, tmp_path, scheduler, monkeypatch):
     a, other = stored("A", random_matrix(50, 50, 3, 5)), stored("B", random_matrix(50, 50, 3, 6))
-    monkeypatch.setattr(
-        "spdist.scheduler.execution.driver.execute", lambda *_: (_ for _ in ()).throw(SpdistError("stopped"))
-    )
+    monkeypatch.setattr("spdist.jobs.by_rows.execute", lambda *_: (_ for _ in ()).throw(SpdistError("stopped")))
     with pytest.raises(SpdistError, match="stopped"):
         api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
     with pytest.raises(ResumeError, match="A, B, the mask or an option changed"):
@@ -406,7 +404,7 @@ def test_a_number_of_workers_is_one(stored, tmp_path, workers):
 def test_less_memory_than_it_was_begun_with_is_refused(stored, tmp_path, scheduler, monkeypatch):
     a, target = stored("A", random_matrix(3000, 3000, 20, 21)), tmp_path / "C.zarr"
     monkeypatch.setattr(
-        "spdist.scheduler.execution.driver.Driver.run", lambda driver: (_ for _ in ()).throw(KeyboardInterrupt)
+        "spdist.scheduler.execution.driver.ProductDriver.run", lambda driver: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt):
         api.multiply(a, a, target, memory_limit="64MiB", grid=(3, 1, 1), scheduler=scheduler)

@@ -284,7 +284,7 @@ def test_a_worker_that_writes_elsewhere_is_found(stored, tmp_path, scheduler, mo
         return fragments
 
     monkeypatch.setitem(stages.STAGES, "commit", lose)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.is_seen", lambda array, k: True)
+    monkeypatch.setattr("spdist.scheduler.executors.dask.is_seen", lambda array, k: True)
     with pytest.raises(SpdistError, match=r"^worker \S+, \S+ wrote \S+data/c/\d+, but it is not there for this"):
         api.multiply(a, a, c, grid=(30, 1, 1), scheduler=scheduler)
     assert groups.read_facts(str(c))["state"] == "unfinished"

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spdist.errors import SpdistError
-from spdist.scheduler.execution.graph import run_stage
 from spdist.scheduler.execution.records import BlockTask, JobSpec
 from spdist.scheduler.execution.stages import (
     CommitTarget,
@@ -18,6 +17,7 @@ from spdist.scheduler.execution.stages import (
     shared_slices,
 )
 from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
+from spdist.scheduler.executors.dask import run_stage
 from spdist.storage import groups
 from spdist.storage.writer import Layout
 from tests.conftest import assert_is_product, random_matrix

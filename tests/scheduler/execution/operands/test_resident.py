@@ -407,7 +407,7 @@ def job_files(monkeypatch) -> Callable[[], set[str]]:
         return names[-1]
 
     monkeypatch.setattr("spdist.jobs.starting.workers.shared_name", recorded)
-    monkeypatch.setattr("spdist.scheduler.execution.driver.shared_name", recorded)
+    monkeypatch.setattr("spdist.scheduler.executors.dask.shared_name", recorded)
     return lambda: {name for name in files() if name.rpartition("-")[2] in names}
 
 

@@ -1,0 +1,1 @@
+"""Who runs the stages of a product: threads of this process, or Dask workers."""
