@@ -1,4 +1,4 @@
-# make demo | test | torture | mutate | check | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
+# make demo | test | torture | mutate | check | matrix | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
 # Three test files at a time, on two cores too: many tests wait for processes of their own.
@@ -8,7 +8,7 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test torture mutate check ruff mypy doctests figures docs gpu bench clean
+.PHONY: demo test torture mutate check ruff mypy doctests figures site matrix docs gpu bench clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
@@ -27,7 +27,7 @@ mutate: .venv/installed
 		--jobs $(or $(JOBS),1) $(if $(BUDGET),--budget $(BUDGET))
 
 check: .venv/installed
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target ruff mypy doctests figures
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target ruff mypy doctests figures site
 
 ruff: .venv/installed
 	$(BIN)/ruff check .
@@ -41,6 +41,32 @@ doctests: .venv/installed
 
 figures: .venv/installed
 	$(BIN)/python docs/measured.py --check
+
+site: .venv/installed
+	@if [ -e .venv/docs-installed ]; then $(MAKE) --no-print-directory docs; \
+		else echo "site: not built, for Sphinx is not installed: make docs installs it"; fi
+
+# The suite in other environments, each in a .venv-NAME of its own: make matrix, or make matrix-lowest
+matrix: matrix-3.11 matrix-3.13 matrix-lowest matrix-bare
+
+matrix-3.11 matrix-3.13: matrix-%:
+	@python$* -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@$(MAKE) --no-print-directory test BIN=.venv-$*/bin
+
+matrix-lowest:
+	@python3.11 -m venv .venv-lowest
+	@python3.11 tests/lowest_versions.py > .venv-lowest/constraints.txt
+	@.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint .venv-lowest/constraints.txt --editable ".[dev]"
+	@$(MAKE) --no-print-directory test BIN=.venv-lowest/bin
+
+# Without extras there are no tests: the demo and the commands must do without them
+matrix-bare: .venv/installed
+	@$(BIN)/python -m venv .venv-bare
+	@.venv-bare/bin/python -m pip install --quiet --disable-pip-version-check --editable .
+	@.venv-bare/bin/python workflows/demo.py
+	@.venv-bare/bin/spdist info --machine
 
 docs: .venv/docs-installed
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -b html docs build/docs
