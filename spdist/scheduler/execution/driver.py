@@ -7,6 +7,7 @@ C's Zarr chunks, each once: by the block that fills it, or by a join of the bloc
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -200,9 +201,9 @@ class ProductDriver(Driver):
             assert not self.window.in_flight
             return self.journal.close()
         except BaseException:
-            with suppress(OSError, SpdistError):  # an older journal is there, and the first error matters
-                self._checkpoint(is_last=True)
-                self.journal.write()
+            for keep in (functools.partial(self._checkpoint, is_last=True), self.journal.write):
+                with suppress(Exception):  # an older journal is there, and the first error matters
+                    keep()
             raise
         finally:
             self.journal.chunks.close()

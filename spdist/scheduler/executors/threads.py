@@ -17,7 +17,7 @@ from spdist.errors import SpdistError
 from spdist.foundation import phases
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.executor import Costs
-from spdist.scheduler.execution.records import BlockOperands, JobSpec
+from spdist.scheduler.execution.records import BlockCounts, BlockOperands, JobSpec
 from spdist.scheduler.execution.stages import STAGES, compute, count, stage_failure
 from spdist.scheduler.execution.telemetry import TimingRecord
 from spdist.scheduler.execution.worker import WorkerContext, fix_engine
@@ -60,7 +60,7 @@ class StageCall:
 class ThreadExecutor:
     """One worker, which is this process; see `Executor`.
 
-    It holds no more blocks than the driver submits: the driver counts those that are read, made or written.
+    It holds blocks that are read ahead, one that is made and one that is written: no more than the plan has in flight.
     """
 
     client, link = None, ""
@@ -71,6 +71,7 @@ class ThreadExecutor:
         self._writes: deque[StageCall] = deque()  # commits and joins that nobody runs yet
         self._writing: deque[Future[None]] = deque()  # those that the writer has
         self._done: deque[StageCall] = deque()
+        self._was_cut = False  # whether rows of the last block remain
 
     @contextmanager
     def running(
@@ -139,27 +140,38 @@ class ThreadExecutor:
             self._writing.popleft().result()
         if self._done:
             return  # by the writer, meanwhile
-        if self._blocks and (self._writes_beside or not self._writes):
+        if self._blocks and not self._must_write():
             self._hand_over_writes()
-            self._run(self._take_block())
+            self._run_block()
         elif self._writing:  # a join may need what the writer has not written yet
             self._hand_over_writes()
             self._writing.popleft().result()
         else:
             self._run(self._writes.popleft())
 
+    def _must_write(self) -> bool:
+        """Whether a write comes before the next block: one block at a time waits to be written.
+
+        After a block whose rows did not fit, its write makes room for the remaining rows, which come next.
+        """
+        if self._was_cut:
+            return bool(self._writes or self._writing)
+        return bool(self._writes) and (bool(self._writing) or not self._writes_beside)
+
     def _run(self, call: StageCall) -> None:
         call.run(self._context)
         self._done.append(call)
 
-    def _take_block(self) -> StageCall:
-        """Take the first block; begin to read those that follow, unless they have several pieces."""
+    def _run_block(self) -> None:
+        """Make the first block; begin to read those that follow, unless they have several pieces."""
         first = self._blocks.pop(0)
         for call in self._blocks[: self._most_ahead]:
             task = call.arguments[0]
             if call.stage == "multiply" and call.operands is None and self._context.job.pieces_of(task) == 1:
                 call.operands = self._readers.submit(STAGES["preprocess"], self._context, task)
-        return first
+        self._run(first)
+        task, counts = first.arguments[0], first.result
+        self._was_cut = isinstance(counts, BlockCounts) and task.start + len(counts.row_nnz) < task.stop
 
     def _hand_over_writes(self) -> None:
         while self._writes:

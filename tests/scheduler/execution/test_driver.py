@@ -69,11 +69,11 @@ def test_any_grid_gives_the_product(tmp_path, scheduler, seed, data):
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (5, 4, 0), (0, 0, 0), (1, 1, 1)])
-def test_empty_shapes(stored, tmp_path, scheduler, shape):
+def test_empty_shapes(stored, tmp_path, executor, shape):
     m, k, n = shape
     a, b = sp.csr_matrix((m, k)), sp.csr_matrix((k, n))
     stored("A", a), stored("B", b)
-    report = api.multiply(tmp_path / "A.zarr", tmp_path / "B.zarr", tmp_path / "C.zarr", scheduler=scheduler)
+    report = api.multiply(tmp_path / "A.zarr", tmp_path / "B.zarr", tmp_path / "C.zarr", **executor)
     assert report.nnz == 0
     c = read(tmp_path / "C.zarr")
     assert (c.shape, c.nnz) == ((m, n), 0)
@@ -81,31 +81,31 @@ def test_empty_shapes(stored, tmp_path, scheduler, shape):
 
 @pytest.mark.parametrize("engine", ["scipy", "numba", "auto"])
 @pytest.mark.parametrize("grid", [None, (7, 1, 1), (40, 1, 1)])
-def test_same_bytes_whatever_the_engine_and_the_rows(stored, tmp_path, scheduler, engine, grid):
+def test_same_bytes_whatever_the_engine_and_the_rows(stored, tmp_path, executor, engine, grid):
     a = stored("A", random_matrix(800, 800, 12, 1))
     reference = tmp_path / "R.zarr"
-    api.multiply(a, a, reference, engine="scipy", scheduler=scheduler)
-    api.multiply(a, a, tmp_path / "C.zarr", engine=engine, grid=grid, scheduler=scheduler)
+    api.multiply(a, a, reference, engine="scipy", **executor)
+    api.multiply(a, a, tmp_path / "C.zarr", engine=engine, grid=grid, **executor)
     assert files(tmp_path / "C.zarr") == files(reference)
 
 
-def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_path, scheduler, monkeypatch):
+def test_rows_that_do_not_fit_their_room_become_blocks_of_their_own(stored, tmp_path, executor, monkeypatch):
     m = random_matrix(500, 500, 10, 2)
     a = stored("A", m)
     plan = api.plan(a, a, grid=(9, 1, 1))
     short = replace(plan, blocks=tuple(replace(block, capacity=block.capacity // 7 + 1) for block in plan.blocks))
     monkeypatch.setattr("spdist.scheduler.planner.planner.make_plan", lambda *_, **__: short)
-    report = api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    report = api.multiply(a, a, tmp_path / "C.zarr", **executor)
     assert report.blocks > 9
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
 
 
 @pytest.mark.parametrize(("grid", "stop_after"), [((30, 1, 1), 1), ((30, 1, 1), 17), ((6, 3, 2), 1), ((6, 3, 2), 4)])
-def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, scheduler, monkeypatch, grid, stop_after):
+def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, executor, monkeypatch, grid, stop_after):
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
     a = stored("A", random_matrix(900, 900, 12, 3))
-    options = {"grid": grid, "scheduler": scheduler}
+    options = {"grid": grid, **executor}
     api.multiply(a, a, tmp_path / "R.zarr", **options)
     commits = []
     commit = stages.commit
@@ -131,7 +131,7 @@ def test_resume_gives_the_bytes_of_an_undisturbed_run(stored, tmp_path, schedule
 
 
 @pytest.mark.parametrize("step", ["begin", "write_note", "finish_group"])
-def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypatch, step):
+def test_a_disk_that_the_driver_finds_full(stored, tmp_path, executor, monkeypatch, step):
     """Said as the workers say it; and what is left can be resumed, or is nothing."""
     a, c = stored("A", random_matrix(300, 300, 5, 1)), tmp_path / "C.zarr"
 
@@ -142,15 +142,15 @@ def test_a_disk_that_the_driver_finds_full(stored, tmp_path, scheduler, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(notes if step == "write_note" else groups, step, full)
         with pytest.raises(SpdistError, match=r"C\.zarr: the disk is full.*--resume"):
-            api.multiply(a, a, c, scheduler=scheduler)
+            api.multiply(a, a, c, **executor)
     assert c.exists() == (step != "begin")
     if step != "begin":
         with pytest.raises(InputError, match=r"C\.zarr is an unfinished product.*--resume.*--overwrite"):
-            api.multiply(a, a, c, scheduler=scheduler)
-    assert api.multiply(a, a, c, scheduler=scheduler, resume=True, check=True).verification["ok"]
+            api.multiply(a, a, c, **executor)
+    assert api.multiply(a, a, c, **executor, resume=True, check=True).verification["ok"]
 
 
-def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monkeypatch):
+def test_resume_goes_on_from_the_durable_part(stored, tmp_path, executor, monkeypatch):
     """Rows before the front are not computed again: a trap on them is never sprung."""
     monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
     monkeypatch.setattr("spdist.scheduler.execution.journal.TUNING", JournalTuning(seconds=0.0))
@@ -165,7 +165,7 @@ def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monke
 
     monkeypatch.setitem(stages.STAGES, "preprocess", stop_late)
     with pytest.raises(SpdistError, match="the disk is gone"):
-        api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), scheduler=scheduler)
+        api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), **executor)
     front = read_journal(str(tmp_path / "C.zarr")).checkpoint
     assert 0 < front.row < 520
 
@@ -174,28 +174,28 @@ def test_resume_goes_on_from_the_durable_part(stored, tmp_path, scheduler, monke
         return preprocess(context, task, *rest)
 
     monkeypatch.setitem(stages.STAGES, "preprocess", refuse_early)
-    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    api.multiply(a, a, tmp_path / "C.zarr", **executor, resume=True)
     assert api.verify(a, a, tmp_path / "C.zarr").ok
 
 
-def test_resume_refuses_another_product(stored, tmp_path, scheduler, monkeypatch):
+def test_resume_refuses_another_product(stored, tmp_path, executor, monkeypatch):
     a, other = stored("A", random_matrix(50, 50, 3, 5)), stored("B", random_matrix(50, 50, 3, 6))
     monkeypatch.setattr("spdist.jobs.by_rows.execute", lambda *_: (_ for _ in ()).throw(SpdistError("stopped")))
     with pytest.raises(SpdistError, match="stopped"):
-        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+        api.multiply(a, a, tmp_path / "C.zarr", **executor)
     with pytest.raises(ResumeError, match="A, B, the mask or an option changed"):
-        api.multiply(a, other, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+        api.multiply(a, other, tmp_path / "C.zarr", **executor, resume=True)
 
 
-def test_resume_on_a_finished_product_does_nothing(stored, tmp_path, scheduler):
+def test_resume_on_a_finished_product_does_nothing(stored, tmp_path, executor):
     a = stored("A", random_matrix(50, 50, 3, 7))
-    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    api.multiply(a, a, tmp_path / "C.zarr", **executor, resume=True)
     before = files(tmp_path / "C.zarr")
-    assert api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, resume=True).state == "already finished"
+    assert api.multiply(a, a, tmp_path / "C.zarr", **executor, resume=True).state == "already finished"
     assert files(tmp_path / "C.zarr") == before
 
 
-def test_a_lost_block_is_computed_again(stored, tmp_path, scheduler, monkeypatch):
+def test_a_lost_block_is_computed_again(stored, tmp_path, executor, monkeypatch):
     m = random_matrix(600, 600, 10, 8)
     a = stored("A", m)
     commit, recompute = stages.commit, stages.recompute
@@ -212,12 +212,12 @@ def test_a_lost_block_is_computed_again(stored, tmp_path, scheduler, monkeypatch
     monkeypatch.setattr(stages, "recompute", lambda *args: recomputed.append(1) or recompute(*args))
     for grid in ((12, 1, 1), (4, 2, 2)):
         lost.clear()
-        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler, grid=grid, overwrite=True)
+        api.multiply(a, a, tmp_path / "C.zarr", **executor, grid=grid, overwrite=True)
         assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
     assert len(recomputed) == 4 + 2
 
 
-def test_a_block_that_changed_is_not_written(stored, tmp_path, scheduler, monkeypatch):
+def test_a_block_that_changed_is_not_written(stored, tmp_path, executor, monkeypatch):
     a = stored("A", random_matrix(100, 100, 5, 9))
     commit = stages.commit
 
@@ -227,13 +227,13 @@ def test_a_block_that_changed_is_not_written(stored, tmp_path, scheduler, monkey
 
     monkeypatch.setitem(stages.STAGES, "commit", other)
     with pytest.raises(SpdistError, match="gave another pattern when computed again"):
-        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+        api.multiply(a, a, tmp_path / "C.zarr", **executor)
     assert api.info(tmp_path / "C.zarr")["state"] == "unfinished"
 
 
 @pytest.mark.parametrize("array", ["indptr", "indices", "data"])
 @pytest.mark.parametrize("damage", ["missing", "flipped", "truncated"])
-def test_damaged_operand_is_named_and_leaves_no_matrix(stored, tmp_path, scheduler, array, damage):
+def test_damaged_operand_is_named_and_leaves_no_matrix(stored, tmp_path, executor, array, damage):
     a = stored("A", random_matrix(300, 300, 6, 10))
     chunk = tmp_path / "A.zarr" / array / "c" / "0"
     content = bytearray(chunk.read_bytes())
@@ -242,23 +242,23 @@ def test_damaged_operand_is_named_and_leaves_no_matrix(stored, tmp_path, schedul
     if damage == "missing":
         chunk.unlink()
     with pytest.raises(CorruptError, match=f"chunk 0 of array '{array}'"):
-        api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+        api.multiply(a, a, tmp_path / "C.zarr", **executor)
     assert not (tmp_path / "C.zarr" / "indptr" / "zarr.json").exists()
 
 
-def test_overwrite_replaces_only_at_the_end(stored, tmp_path, scheduler, monkeypatch):
+def test_overwrite_replaces_only_at_the_end(stored, tmp_path, executor, monkeypatch):
     a, b = stored("A", random_matrix(60, 60, 4, 11)), stored("B", random_matrix(60, 60, 4, 12))
-    api.multiply(a, a, tmp_path / "C.zarr", scheduler=scheduler)
+    api.multiply(a, a, tmp_path / "C.zarr", **executor)
     before = files(tmp_path / "C.zarr")
     with pytest.raises(InputError, match=r"exists.*--overwrite"):
-        api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler)
+        api.multiply(a, b, tmp_path / "C.zarr", **executor)
     commit = stages.commit
     monkeypatch.setitem(stages.STAGES, "commit", lambda *_: (_ for _ in ()).throw(OSError(5, "broken")))
     with pytest.raises(SpdistError, match="broken"):
-        api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler, overwrite=True)
+        api.multiply(a, b, tmp_path / "C.zarr", **executor, overwrite=True)
     assert files(tmp_path / "C.zarr") == before
     monkeypatch.setitem(stages.STAGES, "commit", commit)
-    api.multiply(a, b, tmp_path / "C.zarr", scheduler=scheduler, resume=True)
+    api.multiply(a, b, tmp_path / "C.zarr", **executor, resume=True)
     assert api.verify(a, b, tmp_path / "C.zarr").ok
     assert sorted(p.name for p in tmp_path.glob("C*")) == ["C.zarr"]
 
@@ -401,17 +401,17 @@ def test_a_number_of_workers_is_one(stored, tmp_path, workers):
             run(workers=workers)
 
 
-def test_less_memory_than_it_was_begun_with_is_refused(stored, tmp_path, scheduler, monkeypatch):
+def test_less_memory_than_it_was_begun_with_is_refused(stored, tmp_path, executor, monkeypatch):
     a, target = stored("A", random_matrix(3000, 3000, 20, 21)), tmp_path / "C.zarr"
     monkeypatch.setattr(
         "spdist.scheduler.execution.driver.ProductDriver.run", lambda driver: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt):
-        api.multiply(a, a, target, memory_limit="64MiB", grid=(3, 1, 1), scheduler=scheduler)
+        api.multiply(a, a, target, memory_limit="64MiB", grid=(3, 1, 1), **executor)
     monkeypatch.undo()
     with pytest.raises(ResumeError, match=r"take up to .* MiB on a worker, more than memory_limit=1MiB"):
         api.multiply(a, a, target, memory_limit="1MiB", resume=True)
-    api.multiply(a, a, target, memory_limit="64MiB", resume=True, scheduler=scheduler)
+    api.multiply(a, a, target, memory_limit="64MiB", resume=True, **executor)
     assert api.verify(a, a, target).ok
 
 
