@@ -24,12 +24,12 @@ from spdist.jobs.report import Callbacks
 from spdist.matrices.dtypes import Int64Array
 from spdist.options import EngineKeywords, ExecutionOptions, TaskKeywords, lists, options_of
 from spdist.options import select as selected
-from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.foreign import versions
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
+from spdist.stores.registry import at, normalise
 
 STILL = 1e-4
 """Chaos below which walks stand still."""
@@ -135,7 +135,7 @@ def markov_clustering(
                 out = stack.enter_context(in_folder())
             identity = f"markov_clustering {loaded.matrix.fingerprint()} {rules.identity()}"
             where = stack.enter_context(kept_workers(keywords))
-            stored = _StoredWalks(Steps(locations.normalise(out), identity), rules, {**where, "callbacks": callbacks})
+            stored = _StoredWalks(Steps(normalise(out), identity), rules, {**where, "callbacks": callbacks})
             found = stored.cluster(loaded.matrix, resume=keywords.get("resume", False))
         clustering = replace(found, names=loaded.names if keywords.get("names", True) else None)
         if place is not None:
@@ -226,7 +226,7 @@ class _StoredWalks:
         poor = [start + pruning.poor(rows) for start, rows in parts(rows_of_all)]
         again = self._expand_again(step, before, np.concatenate(poor)) if sum(map(len, poor)) else None
         facts: dict[str, Any] = {"chaos": 0.0}
-        locations.discard(self.steps.place(step))  # begun by a run that was killed
+        at(self.steps.place(step)).discard()  # begun by a run that was killed
         writer, done = MatrixWriter(self.steps.place(step), before.ncols, DTYPE, facts), 0
         for (start, rows), numbers in zip(parts(rows_of_all), poor, strict=True):
             if again is not None and len(numbers):
@@ -242,10 +242,10 @@ class _StoredWalks:
         """Store rows of the expansion of which too little was left, with all that may be taken in again."""
         some, again = (self.steps.place(step, suffix) for suffix in ("-poor", "-recovered"))
         for place in (some, again):
-            locations.discard(place)
+            at(place).discard()
         writer = MatrixWriter(some, before.ncols, DTYPE, {})
-        for at in range(0, len(numbers), 1 << 14):
-            writer.append(before.take(numbers[at : at + (1 << 14)]))
+        for first in range(0, len(numbers), 1 << 14):
+            writer.append(before.take(numbers[first : first + (1 << 14)]))
         rows = writer.close()
         api.multiply(rows, before, again, **self.rules.pruning.of_recovery(), **self.options)
         return open_matrix(again)

@@ -16,12 +16,12 @@ from spdist.errors import CorruptError, InputError, MatrixError, SpdistError, on
 from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import ValueArray
 from spdist.shown import as_cause, without_secrets
-from spdist.storage import locations
-from spdist.storage.checksums import Table, digest_of, read_small, write_table
+from spdist.storage.checksums import Table, digest_of, write_table
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, from_document, from_zarr, new_array
 from spdist.storage.direct.chunks import codec_of, group_document
-from spdist.storage.locations import unreadable
 from spdist.storage.lock import readable_place
+from spdist.stores.names import METADATA, unreadable
+from spdist.stores.registry import at, normalise
 
 if TYPE_CHECKING:
     import zarr
@@ -73,16 +73,14 @@ def check_metadata_files(url: str, names: tuple[str, ...] = ARRAYS) -> None:
     `names`: arrays in it.
     Raises `MatrixError` Names the file.
     """
-    if not locations.is_local(url):
-        return
-    root = locations.local_path(url)
-    for path in (root / name / file for name in ("", *names) for file in METADATA_FILES):
+    for key in (f"{name}/{file}".lstrip("/") for name in ("", *names) for file in METADATA_FILES):
+        path = f"{url}/{key}"
         try:
-            found = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+            found = at(url).stat(key)
         except OSError as error:
             raise MatrixError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
+        if found is None:
+            continue
         if not stat.S_ISREG(found.st_mode):
             raise MatrixError(f"{path}: is no ordinary file; restore it from a copy")
         if found.st_size > METADATA_BYTES:
@@ -96,15 +94,10 @@ def begin(url: str, facts: dict[str, Any]) -> None:
     `facts`: stored in the attribute ``spdist``, with the state ``unfinished``.
     """
     attributes = {"spdist": {**facts, **_provenance(facts), "state": "unfinished"}}
-    if not locations.is_local(url) or locations.exists(url):
+    if not at(url).create_with(METADATA, _as_json(group_document(attributes))):
         import zarr
 
-        zarr.create_group(locations.open_store(url), attributes=attributes)
-        return
-    place = f"{url}.spdist-begin"
-    locations.discard(place)
-    _put_document(place, "zarr.json", group_document(attributes))
-    locations.local_path(place).rename(locations.local_path(url))
+        zarr.create_group(at(url).zarr_store(), attributes=attributes)
 
 
 def read_facts(url: str) -> dict[str, Any]:
@@ -121,14 +114,14 @@ def read_attributes(url: str) -> dict[str, Any]:
     Raises `MatrixError` if the system denies reading the group.
     """
     try:
-        if not locations.exists(url):
+        if not at(url).exists():
             return {}
         check_metadata_files(url, ())
         if (attributes := _attributes_of_file(url)) is not None:
             return attributes
         import zarr
 
-        return zarr.open_group(locations.open_store(url), mode="r", use_consolidated=False).attrs.asdict()
+        return zarr.open_group(at(url).zarr_store(), mode="r", use_consolidated=False).attrs.asdict()
     except PermissionError as error:
         raise unreadable(url) from error
     except Exception as error:  # Zarr cannot read anything there
@@ -139,10 +132,10 @@ def read_attributes(url: str) -> dict[str, Any]:
 
 def _attributes_of_file(url: str) -> dict[str, Any] | None:
     """Return the attributes of a local group of version 3; None if Zarr is to say what is there."""
-    if not locations.is_local(url):
+    if not at(url).has_files:
         return None
     try:
-        document = json.loads(read_small(url, "zarr.json"))
+        document = json.loads(at(url).read("zarr.json"))
     except PermissionError:
         raise
     except (OSError, ValueError, RecursionError):
@@ -167,7 +160,7 @@ def read(url: str) -> tuple[dict[str, Any], dict[str, Member]]:
     if attributes is not None and "seal" in facts_of(attributes):
         check_seal(url, attributes)
         sealed = [name for name in ARRAYS if name in facts_of(attributes)["seal"]["arrays"]]
-        documents = {name: json.loads(read_small(url, f"{name}/zarr.json")) for name in sealed}
+        documents = {name: json.loads(at(url).read(f"{name}/zarr.json")) for name in sealed}
         if all(codec_of(json.dumps(document)) for document in documents.values()):
             return attributes, documents
     return _read_by_zarr(url)
@@ -199,7 +192,7 @@ def array_of(url: str, name: str, member: Member, size: tuple[int, ...], table: 
 def _check_is_there(url: str) -> None:
     """Refuse a place where nothing is, and metadata files that are none."""
     with clear_zarr_errors(url):
-        if not locations.exists(url):
+        if not at(url).exists():
             raise MatrixError(f"{url}: there is no such matrix")
         check_metadata_files(url)
 
@@ -209,7 +202,7 @@ def _open_group(url: str) -> zarr.Group:
     import zarr
     from zarr.errors import ContainsArrayError, GroupNotFoundError
 
-    store = locations.open_store(url)
+    store = at(url).zarr_store()
     with clear_zarr_errors(url):
         try:
             return zarr.open_group(store, mode="r", use_consolidated=False)
@@ -226,9 +219,9 @@ def is_array(url: str) -> bool:
     """Whether an array of Zarr is at `url`, and no group."""
     check_metadata_files(url, ())
     with clear_zarr_errors(url):
-        if locations.has(url, ".zarray"):
+        if at(url).has(".zarray"):
             return True
-        document = json.loads(read_small(url, "zarr.json")) if locations.has(url, "zarr.json") else None
+        document = json.loads(at(url).read("zarr.json")) if at(url).has("zarr.json") else None
     return isinstance(document, dict) and document.get("node_type") == "array"
 
 
@@ -267,7 +260,7 @@ def broken_seals(url: str, attributes: dict[str, Any]) -> Iterator[SpdistError]:
     for name, digests in seal["arrays"].items():
         path = f"{url}/{name}/zarr.json"
         try:
-            document = json.loads(read_small(url, f"{name}/zarr.json"))
+            document = json.loads(at(url).read(f"{name}/zarr.json"))
             if _document_digest(document) != digests["metadata"]:
                 yield _edited(path, "metadata are not")
         except PermissionError:
@@ -351,8 +344,13 @@ def _provenance(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put_document(url: str, key: str, document: dict[str, Any]) -> None:
-    """Write a file of metadata as Zarr does."""
-    locations.put(url, key, json.dumps(document, indent=2).encode())
+    """Write a file of metadata."""
+    at(url).write(key, _as_json(document))
+
+
+def _as_json(document: dict[str, Any]) -> bytes:
+    """Return metadata as Zarr writes them."""
+    return json.dumps(document, indent=2).encode()
 
 
 def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dict[str, Any]) -> None:
@@ -361,7 +359,7 @@ def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dic
     `url`: must not exist.
     `arrays`: stored flattened; the shapes go to the attributes.
     """
-    location = locations.normalise(url)
+    location = normalise(url)
     begin(location, {})
     written = []
     for name, values in arrays.items():
@@ -382,7 +380,7 @@ def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]
     """
     import zarr
 
-    location = readable_place(locations.normalise(url))
+    location = readable_place(normalise(url))
     attributes, _ = read(location)
     with clear_zarr_errors(location):
         shapes: dict[str, list[int]] = dict(facts_of(attributes).get("shapes", {}))
@@ -390,7 +388,7 @@ def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]
     arrays = {}
     for name, shape in shapes.items():
         with clear_zarr_errors(location, name):
-            group = zarr.open_group(locations.open_store(location), mode="r", use_consolidated=False)
+            group = zarr.open_group(at(location).zarr_store(), mode="r", use_consolidated=False)
             array = from_zarr(location, name, cast("zarr.Array[Any]", group[name]), (), table_digest(attributes, name))
         values = np.array(array.read(0, array.length))
         with clear_zarr_errors(location):

@@ -29,9 +29,9 @@ from spdist.scheduler.execution.stages import STAGES, CommitTarget, compute, cou
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks, add_totals
 from spdist.scheduler.execution.worker import WorkerContext, fix_engine
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage import locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
+from spdist.stores.names import family_of
 
 Submit = Callable[..., Future[int]]
 """Calls a function that writes a block, at once or in a thread."""
@@ -54,7 +54,7 @@ def execute_alone(
     Raises `SpdistError` if a stage failed.
     """
     journal = Journal(layout)
-    title, durable = locations.family_of(layout.url), journal.checkpoint.row
+    title, durable = family_of(layout.url), journal.checkpoint.row
     start = run_start(plan, draft, title, durable, callbacks.expects(plan))
     with (
         _context(draft, plan) as (context, idle),

@@ -41,9 +41,9 @@ from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallback
 from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, SharedChunks
 from spdist.scheduler.execution.worker import stage_totals, unpublished_timings
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage import locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
+from spdist.stores.names import family_of
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ def execute(
             callbacks.started(dashboard_link(client))
             driver = Driver(client, name, plan, layout, callbacks, TUNING)
             durable, expected = driver.journal.checkpoint.row, callbacks.expects(plan)
-            start = run_start(plan, draft, locations.family_of(layout.url), durable, expected)
+            start = run_start(plan, draft, family_of(layout.url), durable, expected)
             with announced(client, name, start, callbacks.heard) as announcer:
                 driver.callbacks = callbacks.also(announcer.progress)
                 with phases.during("run"):
