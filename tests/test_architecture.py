@@ -149,6 +149,22 @@ def test_only_storage_imports_zarr():
     assert found == {"storage", "stores"}
 
 
+def test_only_stores_ask_where_bytes_are():
+    """Others call a method of the location, or ask for what they want to know; few do."""
+    names, asked = (
+        re.compile(r'startswith\(\(?"(memory|file|s3|https?):|"://"'),
+        re.compile(r"\.(has_files|is_private|transfers_chunks)\b"),
+    )
+    others = {module: path.read_text() for module, path in MODULES.items() if part(module) != "stores"}
+    assert {module for module, text in others.items() if names.search(text)} == {
+        "shown",  # secrets in URLs
+        "scheduler.clusters.addresses", "scheduler.clusters.security",  # of schedulers
+        "jobs.operands",  # Zarr's text for a store
+    }  # fmt: skip
+    assert sum(len(asked.findall(text)) for text in others.values()) <= 12
+    assert not {module for module, text in others.items() if re.search(r"\b\w+Location\b", text)}
+
+
 def test_folders_stay_small():
     """No folder of more than 16 source files, and no file of more than 600 lines."""
     for folder in {path.parent for path in PACKAGE.rglob("*.py")}:

@@ -104,7 +104,7 @@ class ChunkFiles:
     """The files of the Zarr chunks of one array."""
 
     # the matrix and the array in it
-    url: str
+    location: Location
     name: str
     # the parts of a Zarr chunk's key before and after its number, relative to the matrix
     prefix: str
@@ -122,18 +122,12 @@ class ChunkFiles:
     def error(self, k: int, what: str) -> CorruptError:
         """Return the error to raise for a Zarr chunk.
 
-        `k`: number of the Zarr chunk.
         `what`: the problem, such as "is missing".
         """
         return CorruptError(
-            f"{self.url}: Zarr chunk {k} of array '{self.name}' ({self.key(k)}) {what}; restore it from a copy or "
+            f"{self.location}: Zarr chunk {k} of array '{self.name}' ({self.key(k)}) {what}; restore it from a copy or "
             f"write the matrix again"
         )
-
-    @property
-    def location(self) -> Location:
-        """Where the matrix is."""
-        return at(self.url)
 
     def exists(self, k: int) -> bool:
         """Whether Zarr chunk `k` exists."""
@@ -152,7 +146,7 @@ class ChunkFiles:
             raise self._cannot_be_opened(k, error) from error
 
     def _cannot_be_opened(self, k: int, error: OSError) -> SpdistError:
-        path = f"{self.url.removeprefix('file://')}/{self.key(k)}"
+        path = f"{self.location}/{self.key(k)}"
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             return self.error(k, "is missing")
         if isinstance(error, PermissionError):
@@ -230,10 +224,7 @@ def digest_of(raw: bytes) -> str:
 
 
 def write_table(url: str, name: str, table: Table) -> str:
-    """Write the table of array `name`; return its digest.
-
-    `url`: the matrix.
-    """
+    """Write the table of array `name`; return its digest."""
     raw = pack([table])
     at(url).write(f"{name}/{NOTE}", raw)
     return digest_of(raw)

@@ -27,7 +27,7 @@ from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_bloc
 from spdist.storage.checksums import ChunkFiles, Table, misplaced, read_table
 from spdist.storage.direct.chunks import ChunkCodec, array_document, codec_of
 from spdist.storage.foreign.decoded_size import codecs_of
-from spdist.stores.location import Location
+from spdist.stores.location import ZARR_PIPELINE, Location
 from spdist.stores.names import unreadable
 from spdist.stores.registry import at
 
@@ -62,8 +62,6 @@ UNBOUNDED = 1 << 60
 """Length, in elements, of an array whose length is not known yet."""
 
 _CONFIG: Any = {"order": "C", "write_empty_chunks": True}  # a chunk that is not written looks like a missing one
-_FAST_PIPELINE = "zarrs.ZarrsCodecPipeline"
-_ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
 @dataclass(frozen=True)
@@ -309,13 +307,11 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
     from zarr.core.array import AsyncArray
     from zarr.storage import StorePath
 
-    document = json.loads(metadata)
-    fast = fast and at(url).has_files and document["zarr_format"] == 3
-    with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}), catch_warnings():
+    document, place = json.loads(metadata), at(url)
+    pipeline = place.codec_pipeline if fast and document["zarr_format"] == 3 else ZARR_PIPELINE
+    with zarr.config.set({"codec_pipeline.path": pipeline}), catch_warnings():
         simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
-        return zarr.Array(
-            AsyncArray(metadata=document, store_path=StorePath(at(url).zarr_store(), name), config=_CONFIG)
-        )
+        return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(place.zarr_store(), name), config=_CONFIG))
 
 
 @functools.lru_cache(maxsize=64)
@@ -331,7 +327,7 @@ def _open_for_reading(array: ChunkedArray) -> zarr.Array[Any]:
     from spdist.storage.targets.places import PlacedStore
 
     store = PlacedStore(array.location.zarr_store(), array.files, array.expected())
-    with zarr.config.set({"codec_pipeline.path": _ZARR_PIPELINE}):
+    with zarr.config.set({"codec_pipeline.path": ZARR_PIPELINE}):
         return zarr.Array(AsyncArray(metadata=opened.metadata, store_path=StorePath(store, array.name), config=_CONFIG))
 
 
@@ -379,12 +375,12 @@ def _into(out: ValueArray) -> BufferPrototype:
 @functools.lru_cache(maxsize=64)
 def _chunk_files(url: str, name: str, metadata: str) -> ChunkFiles:
     if (codec := codec_of(metadata)) is not None:
-        return ChunkFiles(url, name, f"{name}/c/", "/0" * (len(codec.shape) - 1))
+        return ChunkFiles(at(url), name, f"{name}/c/", "/0" * (len(codec.shape) - 1))
     array = _open_array(url, name, metadata).metadata
     stand_in = 987_654_321  # for the number of a Zarr chunk
     key = f"{name}/{array.encode_chunk_key((stand_in,) + (0,) * (len(array.shape) - 1))}"
     prefix, _, suffix = key.rpartition(str(stand_in))
-    return ChunkFiles(url, name, prefix, suffix)
+    return ChunkFiles(at(url), name, prefix, suffix)
 
 
 def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:

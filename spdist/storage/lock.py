@@ -401,12 +401,12 @@ def readable_place(url: str) -> str:
     allowed, the place of the matrix that is whole.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (place := at(url).whole_place()) != url and at(url).has_files:
+    while (place := at(url).whole_place()) != url and at(url).may_recover():
         try:
             with hold_target(url):
                 pass
         except (InputError, OSError):  # a run that lives is replacing the matrix just now; or no right to write here
-            if time.monotonic() > deadline or not at(url).may_recover():
+            if time.monotonic() > deadline:
                 return place
             time.sleep(0.05)
     return place

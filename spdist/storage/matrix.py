@@ -43,7 +43,7 @@ from spdist.storage.groups import ARRAYS
 from spdist.storage.lock import readable_place
 from spdist.storage.names.names import AxisNames, NameArray
 from spdist.storage.names.of_matrix import names_of
-from spdist.stores.registry import normalise
+from spdist.stores.registry import at, normalise
 
 READ_CHUNKS = 2
 """Zarr chunks of each array that one read of scattered rows decodes at a time."""
@@ -440,7 +440,7 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     (3, 3)
     """
     url = readable_place(normalise(url))
-    attributes, members = groups.read(url)
+    attributes, members = groups.read(at(url))
     facts = attributes.get("spdist", {})
     if not isinstance(facts, dict):
         raise _damaged(url, "the attribute 'spdist'", facts)

@@ -28,9 +28,6 @@ def write_note(url: str, name: str, content: bytes) -> None:
 
     The first line is JSON: kind and format of the note, length and digest of its content. On a local file system the
     content reaches the disk before the name does.
-
-    `url`: A group.
-    `name`: kind of the note.
     """
     at(url).write_durably(f"spdist-{name}", _first_line(name, content) + b"\n" + content)
 
@@ -38,7 +35,6 @@ def write_note(url: str, name: str, content: bytes) -> None:
 def note_path(url: str, name: str) -> str:
     """Return the path or URL of the file of a note.
 
-    `url`: the group.
     `name`: "plan" or "journal", for instance.
     """
     return f"{url}/spdist-{name}"
@@ -47,7 +43,6 @@ def note_path(url: str, name: str) -> str:
 def read_note(url: str, name: str) -> bytes | None:
     """Return the content that `write_note` wrote; None if there is no such file.
 
-    `url, name`: as for `write_note`.
     Raises `CorruptError` if the note is damaged.
     Raises `ResumeError` if the note has another format.
     """
@@ -94,10 +89,7 @@ def foreign_note(url: str, name: str) -> ResumeError:
 
 
 def remove_note(url: str, name: str) -> None:
-    """Delete the file that `write_note` wrote.
-
-    `url, name`: as for `write_note`.
-    """
+    """Delete the file that `write_note` wrote."""
     at(url).delete(f"spdist-{name}")
 
 

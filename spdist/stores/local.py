@@ -40,6 +40,7 @@ class LocalLocation(Location):
 
     is_writable = True
     has_files = True
+    codec_pipeline = "zarrs.ZarrsCodecPipeline"
 
     @property
     def path(self) -> Path:
@@ -54,6 +55,9 @@ class LocalLocation(Location):
     def read(self, key: str) -> bytes:
         with self.open(key) as file:
             return file.read()
+
+    def read_without_zarr(self, key: str) -> bytes:
+        return self.read(key)
 
     def open(self, key: str) -> BinaryIO:
         return os.fdopen(open_regular(self._at(key))[0], "rb", buffering=0)

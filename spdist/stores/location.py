@@ -47,6 +47,9 @@ READ_SECONDS = 8
 READ_BYTES = 1 << 20
 """Bytes of a file that are copied at a time."""
 
+ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+"""Zarr's own codecs."""
+
 TELLING = {"etag", "e_tag", "last-modified", "last_modified", "lastmodified", "modified", "mtime", "created", "updated"}
 """Names, in small letters, of facts that change whenever an object is written."""
 
@@ -75,6 +78,9 @@ class Location:
     has_folders: ClassVar[bool] = True
     """Whether folders are made before files; without them one conditional request creates an object exclusively."""
 
+    codec_pipeline: ClassVar[str] = ZARR_PIPELINE
+    """What decodes Zarr chunks: the name that Zarr's configuration takes."""
+
     def __str__(self) -> str:
         return self.url
 
@@ -100,6 +106,10 @@ class Location:
         if (found := self._get(key)) is None:
             raise FileNotFoundError(key)
         return found
+
+    def read_without_zarr(self, key: str) -> bytes | None:
+        """Return the content of a small file of this machine; None elsewhere, where Zarr is to read it."""
+        return None
 
     def open(self, key: str) -> BinaryIO:
         """Open a file for reading and seeking; FileNotFoundError if there is none."""
@@ -210,6 +220,12 @@ class Location:
         parent = self.url.rpartition("/")[0]
         names = {str(entry).rstrip("/").rpartition("/")[2] for entry in found}
         return sorted(f"{parent}/{entry}" for entry in names if entry.startswith(name))
+
+    def parent_url(self) -> str:
+        """Return the folder around; empty if there is none, or it is a bucket, which is no group."""
+        scheme, remote, path = self.url.rstrip("/").rpartition("://")
+        parent = path.rpartition("/")[0]
+        return f"{scheme}{remote}{parent}" if parent and (not remote or "/" in parent) else ""
 
     def stored_bytes(self) -> int:
         """Return the bytes that the files take."""

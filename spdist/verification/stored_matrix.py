@@ -92,7 +92,7 @@ def check(url: str, progress: Callable[[int, int], None] = lambda done, total: N
     facts, matrix = groups.facts_of(attributes), None
     if facts.get("state") == "unfinished":
         problems.add(iter([f"{url}: unfinished; finish it with `spdist multiply A B {url} --resume`"]))
-    elif not problems.add(str(error) for error in groups.broken_seals(url, attributes)):
+    elif not problems.add(str(error) for error in groups.broken_seals(at(url), attributes)):
         matrix = _open(url, attributes, problems)
     if matrix is not None:
         _check_content(matrix, problems, progress)

@@ -40,7 +40,7 @@ def check_parents(url: str) -> None:
     >>> check_parents("/data/C.zarr")
     """
     check_writable(url)
-    parent, target = above(url), family_of(url)
+    parent, target = at(url).parent_url(), family_of(url)
     try:
         is_older = bool(parent) and at(f"{parent}/.zgroup").exists()
         is_group = bool(parent) and at(f"{parent}/zarr.json").exists()
@@ -109,17 +109,10 @@ def members_of(url: str) -> list[str]:
     return [key for key in folders if groups.read_attributes(f"{url}/{key}").get("encoding-type") in MATRICES][:10]
 
 
-def above(url: str) -> str:
-    """Return the folder of a path; empty if there is none, or it is a bucket, which is no group."""
-    scheme, remote, path = url.rstrip("/").rpartition("://")
-    parent = path.rpartition("/")[0]
-    return f"{scheme}{remote}{parent}" if parent and (not remote or "/" in parent) else ""
-
-
 def _parents(url: str) -> list[str]:
     """Return the groups of version 3 around a path, the nearest first."""
     found: list[str] = []
-    while len(found) < MOST_PARENTS and (url := above(url)) and at(f"{url}/zarr.json").exists():
+    while len(found) < MOST_PARENTS and (url := at(url).parent_url()) and at(f"{url}/zarr.json").exists():
         found.append(url)
     return found
 

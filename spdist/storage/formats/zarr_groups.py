@@ -58,7 +58,7 @@ def import_zarr(job: Import) -> None:
     url, attributes = _matrix_in(job)
     job = replace(job, source=replace(job.source, size=max(_stored_bytes(url), 1)))
     kind = attributes.get("encoding-type")
-    if groups.is_array(url):
+    if groups.is_array(at(url)):
         _import_dense(job, url)
     elif "binsparse" in attributes:
         _import_binsparse(job, url, attributes["binsparse"])
@@ -169,7 +169,7 @@ class _OneValue:
 
 
 def _import_compressed(job: Import, url: str, kind: str) -> None:
-    attributes, members = groups.read(url)
+    attributes, members = groups.read(at(url))
     if missing := [name for name in groups.ARRAYS if name not in members]:
         raise MatrixError(f"{url}: a {kind} without an array '{missing[0]}'; write it again")
     found = {}
@@ -299,7 +299,7 @@ def _is_zero(value: _ArrayStream | _OneValue) -> bool:
 def _array_in(url: str, name: str) -> ChunkedArray:
     """Open an array of a group."""
     place = f"{url}/{name}"
-    if not at(place).exists() or not groups.is_array(place):
+    if not at(place).exists() or not groups.is_array(at(place)):
         raise MatrixError(f"{url}: no array '{name}', which Binsparse's format needs; write it again")
     with groups.clear_zarr_errors(url, name):
         return from_zarr(url, name, _open_array(place))
@@ -311,7 +311,7 @@ def _array_in(url: str, name: str) -> ChunkedArray:
 def _open_array(url: str) -> zarr.Array[Any]:
     import zarr
 
-    groups.check_metadata_files(url, ())
+    groups.check_metadata_files(at(url), ())
     with groups.clear_zarr_errors(url):
         return zarr.open_array(at(url).zarr_store(), mode="r")
 
@@ -360,7 +360,7 @@ class _DenseChunks:
         )
         for i in _touched(rows, self.chunk[0]):
             prefix = self.array.metadata.encode_chunk_key((i, 0)).removesuffix("0")
-            files = ChunkFiles(folder, name, f"{name}/{prefix}", "")
+            files = ChunkFiles(at(folder), name, f"{name}/{prefix}", "")
             files.check_decoded_sizes(_touched(columns, self.chunk[1]), codecs, may_be_missing=True)
 
 

@@ -11,7 +11,6 @@ from spdist.errors import InputError, MatrixError
 from spdist.storage import groups
 from spdist.storage.checksums import ChunkFiles
 from spdist.storage.foreign.decoded_size import codecs_of
-from spdist.storage.foreign.parents import above
 from spdist.storage.names.names import AxisNames, Names, text_of, wrong_number
 from spdist.stores.names import family_of
 from spdist.stores.registry import at
@@ -62,10 +61,10 @@ def frames_around(url: str) -> tuple[str, str] | None:
 def _around(url: str) -> tuple[str, str] | None:
     """Return the AnnData around a matrix and the key of `FRAMES` for it; None if there is none."""
     for key in FRAMES:
-        path = url if key.endswith("X") else above(url)  # X is a matrix, the others are folders of matrices
-        root = above(path)
+        path = url if key.endswith("X") else at(url).parent_url()  # X is a matrix, the others are folders of matrices
+        root = at(path).parent_url()
         if "/" in key:
-            root = above(root)
+            root = at(root).parent_url()
         if root and path == f"{root}/{key}" and groups.read_attributes(root).get("encoding-type") == "anndata":
             return root, key
     return None
@@ -115,7 +114,7 @@ def _length_of(frame: str) -> int | None:
     parts = {"nullable-string-array": "/values", "categorical": "/codes"}
     try:
         place += parts.get(str(groups.read_attributes(place).get("encoding-type")), "")
-        groups.check_metadata_files(place, ())
+        groups.check_metadata_files(at(place), ())
         with groups.clear_zarr_errors(place):
             array = zarr.open_array(at(place).zarr_store(), mode="r")
     except MatrixError:
@@ -145,7 +144,7 @@ def _pieces(place: str, count: int) -> Iterator[bytes]:
     """Yield the text of an array of strings."""
     import zarr
 
-    groups.check_metadata_files(place, ("values",))
+    groups.check_metadata_files(at(place), ("values",))
     encoding = groups.read_attributes(place).get("encoding-type")
     if encoding == "nullable-string-array":
         place = f"{place}/values"
@@ -174,6 +173,6 @@ def _check_chunks(place: str, array: zarr.Array[Any], chunk: int) -> None:
     """
     frame, _, index = place.rpartition("/")
     prefix = array.metadata.encode_chunk_key((0,)).removesuffix("0")
-    files = ChunkFiles(frame, index, f"{index}/{prefix}", "")
+    files = ChunkFiles(at(frame), index, f"{index}/{prefix}", "")
     codecs = codecs_of(json.dumps(array.metadata.to_dict()), chunk * NAME_BYTES)
     files.check_decoded_sizes(range(-(-array.shape[0] // chunk)), codecs, may_be_missing=True)
