@@ -28,8 +28,8 @@ import spdist
 from spdist.jobs import by_rows
 from spdist.scheduler.execution import journal
 from spdist.scheduler.execution.supervision import handshake, monitor, supervisor
-from spdist.storage import checksums, chunked_array, groups, lock, matrix, notes
-from spdist.storage.targets import replacement
+from spdist.storage import chunked_array, groups, lock, matrix, notes
+from spdist.stores.local import LocalLocation
 
 ROUNDS = 3
 PIECES: dict[str, list[tuple[Any, str]]] = {
@@ -37,13 +37,13 @@ PIECES: dict[str, list[tuple[Any, str]]] = {
     "fingerprints of A and B": [(matrix.StoredMatrix, "fingerprint")],
     "seals of A and B": [(groups, "check_seal")],
     "checksums of what is written": [
-        (journal.WrittenChunks, "_read"), (journal.Journal, "_note_offsets"), (checksums.ChunkFiles, "_trailer"),
+        (journal.WrittenChunks, "_read"), (journal.Journal, "_note_offsets"), (LocalLocation, "read_ends"),
     ],
     "journal and plan": [(journal.Journal, "write"), (by_rows, "write_plan")],
     "seal of C": [(groups, "write_table"), (groups, "_document_digest"), (groups, "_attributes_digest")],
-    "syncing": [(notes, "sync_metadata"), (notes, "sync_disk")],
+    "syncing": [(notes, "sync_metadata"), (LocalLocation, "sync_disk")],
     "lock and its heartbeat": [
-        *((lock.TargetLock, name) for name in ("acquire", "check", "release", "_beat")), (replacement, "recover"),
+        *((lock.TargetLock, name) for name in ("acquire", "check", "release", "_beat")), (LocalLocation, "recover"),
     ],
     "remains of dead runs": [(by_rows, "remove_useless_remains"), (notes, "remove_remains")],
     "handshake": [(supervisor.Supervisor, "check"), (handshake.Handshake, "admit")],

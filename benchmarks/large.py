@@ -27,7 +27,7 @@ from spdist.kernels import reduction_spec
 from spdist.kernels.streaming import pipeline as streaming
 from spdist.kernels.streaming.gpu_device import Gpu
 from spdist.matrices.csr import CSR
-from spdist.storage import locations
+from spdist.stores.registry import at
 
 SIDES = {False: (412, 256), True: (16, 12)}
 """Of the grids of the product and of the limits."""
@@ -55,7 +55,7 @@ def product(side: int, folder: Path) -> dict[str, Any]:
         "peak_device": report.peak_memory, "peak_host": report.peak_host_memory,
         "right": spdist.verify(a, a, c).ok,
     }  # fmt: skip
-    locations.remove(str(c))
+    at(str(c)).remove()
     return found
 
 

@@ -25,8 +25,8 @@ import psutil
 import record
 
 import spdist
-from spdist.storage import locations
-from spdist.storage.objects import service
+from spdist.stores import service
+from spdist.stores.registry import at
 
 BUCKET = "spdist-benchmark"
 OBJECT, AT_ONCE = 8 << 20, 8
@@ -88,10 +88,10 @@ def product(a: Any, url: str) -> dict[str, float]:
     url = f"{url}-{uuid4().hex[:8]}.zarr"
     with Effort() as writing:
         report = spdist.multiply(a, a, url, memory_limit=LIMIT)
-    c, stored = spdist.open(url), locations.stored_bytes(url)
+    c, stored = spdist.open(url), at(url).stored_bytes()
     with Effort() as reading:
         c.to_scipy()
-    locations.discard(url)
+    at(url).discard()
     found = writing.of(stored, "write") | reading.of(stored, "read")
     return found | {"seconds": writing.seconds, "write": stored / report.phases["run"] / 1e6, "bytes": stored}
 
@@ -120,7 +120,7 @@ def main() -> None:
                 service.opens = opens if with_obstore else lambda url: False  # type: ignore[assignment]
                 results.setdefault(name, []).append(product(a, url))
         service.opens = opens
-    locations.discard(f"s3://{BUCKET}/raw")
+    at(f"s3://{BUCKET}/raw").discard()
     medians = {
         name: {key: round(statistics.median(run[key] for run in runs), 2) for key in runs[0]}
         for name, runs in results.items()

@@ -251,10 +251,10 @@ def storage_rates(url: str, scratch: str, threads: int, nnz: int) -> dict[str, f
 
     The matrix is written again and again until there are so many entries: writing slows down where caches are full.
     """
-    from spdist.storage import locations
     from spdist.storage.chunked_array import compresses
     from spdist.storage.matrix import open_matrix
     from spdist.storage.writer import Layout
+    from spdist.stores.registry import at
 
     m = open_matrix(url)
     cuts = np.linspace(0, m.nrows, 4 * threads + 1).astype(int)
@@ -271,7 +271,7 @@ def storage_rates(url: str, scratch: str, threads: int, nnz: int) -> dict[str, f
         begin = time.perf_counter()
         list(pool.map(lambda k: layout.write_entries(k, *pieces[k % len(pieces)]), range(count)))
         written = time.perf_counter() - begin
-    locations.remove(scratch)
+    at(scratch).remove()
     each = chunk * (blocks[0].indices.itemsize + blocks[0].data.itemsize)
     return {"read": size / read, "write": count * each / max(written, 1e-9), "written_bytes": count * each}
 
@@ -286,8 +286,8 @@ def run_seconds(stages: Path) -> float:
 def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: int) -> dict[str, Any]:
     """Return the figures of a product from Zarr to Zarr under Dask."""
     from spdist.api import products as api
-    from spdist.storage import locations
     from spdist.storage.writer import MatrixWriter
+    from spdist.stores.registry import at
 
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir(parents=True)
@@ -303,7 +303,7 @@ def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: i
                           record=record_file)  # fmt: skip
     seconds = run_seconds(record_file)
     checked = api.verify(*paths, store / "C.zarr").ok
-    locations.remove(str(store / "C.zarr"))
+    at(str(store / "C.zarr")).remove()
     speed = storage_rates(str(paths[0]), str(store / "scratch.zarr"), 8, report.nnz)
     entry = a.indices.itemsize + a.dtype.itemsize
     read, written = (a.nnz + (0 if b is a else b.nnz)) * entry, report.nnz * entry

@@ -32,7 +32,7 @@ import record
 
 import spdist
 from spdist.scheduler.dashboard.run_state import RunState
-from spdist.storage import locations
+from spdist.stores.registry import at
 
 Row = dict[str, Any]
 Stored = Callable[[Path, Path], Any]
@@ -96,7 +96,7 @@ class Place:
         """Remove all that is there."""
         for path in {self.a, self.b, self.c}:
             if path.exists():
-                locations.remove(str(path))
+                at(str(path)).remove()
 
     def words(self, job: Job, engine: str) -> list[str]:
         """Return the options of a job on an engine; its memory limit is that of the host."""
@@ -150,7 +150,7 @@ def measure(job: Job, place: Place, engine: str, surroundings: dict[str, str]) -
     place.record.unlink(missing_ok=True)
     ran = prompt.trial(place.run(job, engine), surroundings)
     if place.c.exists():
-        locations.remove(str(place.c))
+        at(str(place.c)).remove()
     failed = planned.get("failed") or ran.get("failed")
     if failed:
         return {"failed": failed.replace(f"{place.a.parent}/", "")}
@@ -178,7 +178,7 @@ def prepared(chosen: list[Job], engines: list[str], folder: Path, surroundings: 
             found = prompt.trial(place.run(job, engine), surroundings)
             print(f"{job.name:28} {engine:6} small  {found['s']:6.2f} s  {found.get('failed', '')}", flush=True)
             if place.c.exists():
-                locations.remove(str(place.c))
+                at(str(place.c)).remove()
         place.remove()
     words = [sys.executable, "-m", "spdist", "info", "--machine", "--folder", str(folder), "--json"]
     found = prompt.trial(words, surroundings)

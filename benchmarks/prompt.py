@@ -43,7 +43,7 @@ import suite
 import zarr
 
 import spdist
-from spdist.storage import locations
+from spdist.stores.registry import at
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = Path(__file__).resolve().parent / "peers"
@@ -248,7 +248,7 @@ class Product:
             facts = {key: report.get(key) for key in ("seconds", "phases", "blocks", "workers", "peak_memory")}
             found |= {"run_s": (report.get("phases") or {}).get("run"), **facts}
         if self.c.exists():
-            locations.remove(str(self.c))
+            at(str(self.c)).remove()
         return found
 
 
@@ -428,8 +428,8 @@ def write_ceiling(size: int, folder: Path) -> float:
     target.mkdir()
 
     def write(number: int) -> None:
-        for at in range(counts[number]):
-            with (target / f"{number}-{at}").open("wb") as file:
+        for each in range(counts[number]):
+            with (target / f"{number}-{each}").open("wb") as file:
                 file.write(part)
                 file.flush()
                 os.fsync(file.fileno())

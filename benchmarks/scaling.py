@@ -37,7 +37,7 @@ import spdist
 from spdist.foundation.cpus import count_cpus
 from spdist.scheduler.clusters.security import remembered
 from spdist.scheduler.execution.clients import local_cluster
-from spdist.storage import locations
+from spdist.stores.registry import at
 
 REPEATS = 2
 GPU_ENGINES = {"cuda", "hybrid"}
@@ -51,7 +51,7 @@ def seconds(run: Callable[[], Any], target: Path | None = None) -> tuple[float, 
     times = []
     for _ in range(REPEATS):
         if target is not None:
-            locations.remove(str(target))
+            at(str(target)).remove()
         begin = time.perf_counter()
         found = run()
         times.append(time.perf_counter() - begin)
@@ -77,7 +77,7 @@ def measure(workers: int, engine: str, stored: dict[str, Path]) -> dict[str, Any
         written, report = seconds(lambda: spdist.multiply(grid, grid, target, record=stages_file, **where), target)
     run = pipeline.run_seconds(stages_file)  # of the last
     right = spdist.verify(grid, grid, target).ok
-    locations.remove(str(target))
+    at(str(target)).remove()
     print(
         f"{engine}, {workers} workers: reduction {reduced:.3f} s, product to Zarr {written:.3f} s, {run:.3f} s from "
         f"first read to last write, nnz(C) {report.nnz:,}, {report.blocks} blocks, {'right' if right else 'WRONG'}"

@@ -21,11 +21,11 @@ from spdist.api import products as api
 from spdist.applications.similarity import METRICS
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.cpus import count_cpus
+from spdist.foundation.other_objects import refuse_other_objects
 from spdist.foundation.threads import run_in_threads
 from spdist.interop.dask_arrays import from_dask, from_hdf5, is_dask_array
 from spdist.jobs.operands import open_operand, place_of
 from spdist.kernels.product_spec import Epilogue
-from spdist.matrices.other_objects import refuse_other_objects
 from spdist.storage.matrix import StoredMatrix
 
 MODES = "distance", "connectivity", "similarity"

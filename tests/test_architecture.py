@@ -20,24 +20,34 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
     "shown": set(),
     "errors": {"shown"},
     "foundation": {"shown", "errors"},
+    "stores": GROUND,
     "matrices": GROUND,
     "kernels": ARRAYS,
-    "storage": ARRAYS | {"kernels"},
+    "storage": ARRAYS | {"stores", "kernels"},
     "interop": ARRAYS | {"storage"},
-    "verification": ARRAYS | {"kernels", "storage"},
+    "verification": ARRAYS | {"stores", "kernels", "storage"},
     "options": GROUND | {"kernels"},
     "inmemory": ARRAYS | {"options", "kernels"},
-    "scheduler.planner": ARRAYS | {"kernels", "storage"},
+    "scheduler.planner": ARRAYS | {"stores", "kernels", "storage"},
     "scheduler.clusters": GROUND,
     "scheduler.dashboard": GROUND,
     "scheduler.execution": ARRAYS
-    | {"kernels", "storage", "scheduler.planner", "scheduler.clusters", "scheduler.dashboard"},
+    | {"stores", "kernels", "storage", "scheduler.planner", "scheduler.clusters", "scheduler.dashboard"},
     "scheduler.executors": ARRAYS
-    | {"kernels", "storage", "scheduler.planner", "scheduler.clusters", "scheduler.dashboard", "scheduler.execution"},
+    | {
+        "stores",
+        "kernels",
+        "storage",
+        "scheduler.planner",
+        "scheduler.clusters",
+        "scheduler.dashboard",
+        "scheduler.execution",
+    },
     "operators": ARRAYS | {"kernels", "storage", "inmemory", "scheduler.execution"},
     "jobs": ARRAYS
     | {
         "options",
+        "stores",
         "kernels",
         "storage",
         "verification",
@@ -146,7 +156,24 @@ def test_plans_are_arithmetic(module):
 
 
 def test_only_storage_imports_zarr():
-    assert {part(module) for module, path in MODULES.items() if outside(path) & {"zarr", "zarrs"}} == {"storage"}
+    found = {part(module) for module, path in MODULES.items() if outside(path) & {"zarr", "zarrs"}}
+    assert found == {"storage", "stores"}
+
+
+def test_only_stores_ask_where_bytes_are():
+    """Others call a method of the location, or ask for what they want to know; few do."""
+    names, asked = (
+        re.compile(r'startswith\(\(?"(memory|file|s3|https?):|"://"'),
+        re.compile(r"\.(has_files|is_private|transfers_chunks)\b"),
+    )
+    others = {module: path.read_text() for module, path in MODULES.items() if part(module) != "stores"}
+    assert {module for module, text in others.items() if names.search(text)} == {
+        "shown",  # secrets in URLs
+        "scheduler.clusters.addresses", "scheduler.clusters.security",  # of schedulers
+        "jobs.operands",  # Zarr's text for a store
+    }  # fmt: skip
+    assert sum(len(asked.findall(text)) for text in others.values()) <= 12
+    assert not {module for module, text in others.items() if re.search(r"\b\w+Location\b", text)}
 
 
 def test_folders_stay_small():

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
+from spdist.foundation.other_objects import refuse_other_objects
 from spdist.foundation.units import counted, parse_bytes
 from spdist.inmemory.host_operands import scipy_like
 from spdist.inmemory.spgemm import spgemm
@@ -21,7 +22,6 @@ from spdist.jobs.target import check_target, reserve_target
 from spdist.kernels.cpu import multiply as cpu
 from spdist.matrices.csr import from_scipy
 from spdist.matrices.dtypes import index_dtype, result_dtype
-from spdist.matrices.other_objects import refuse_other_objects
 from spdist.options import (
     DEFAULT_MEMORY_LIMIT,
     ChainKeywords,
@@ -31,7 +31,6 @@ from spdist.options import (
     lists_keywords,
     options_of,
 )
-from spdist.storage import locations
 from spdist.storage.foreign import versions
 from spdist.storage.foreign.checked import checked
 from spdist.storage.lock import hold_target
@@ -39,6 +38,7 @@ from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.anndata_frames import check_axes
 from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.storage.names.of_matrix import names_for
+from spdist.stores.registry import at, normalise
 
 logger = logging.getLogger("spdist")
 
@@ -114,7 +114,7 @@ def multiply_chain(
     if len(in_memory) > 1:
         raise InputError("some matrices are in memory and others stored: store all with spdist.save, or open all")
     if out is not None and in_memory == {True}:
-        check_axes(locations.normalise(out), (matrices[0].shape[0], matrices[-1].shape[1]))
+        check_axes(normalise(out), (matrices[0].shape[0], matrices[-1].shape[1]))
     if in_memory == {True}:
         c = _multiply_scipy(matrices)
         return c if out is None else save(out, c, overwrite=output.overwrite, steal=output.steal)
@@ -124,7 +124,7 @@ def multiply_chain(
     chain = plan_chain(stored)
     logger.info("order %s, about %s products", chain.order, f"{chain.products:,}")
     limit = parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)
-    target = locations.normalise(out)
+    target = normalise(out)
     check_axes(target, (stored[0].full_shape[0], stored[-1].full_shape[1]))
     if len(stored) > 2 and _estimate_bytes(stored, chain) <= in_memory_share * limit:
         replace_old = output.overwrite or output.resume
@@ -184,7 +184,7 @@ def _multiply_stored(
 
     made = make(order, out)
     for place in partial:
-        locations.remove(place)
+        at(place).remove()
     return made
 
 

@@ -532,7 +532,7 @@ def check(url: str | Path, *, progress: Callable[[int, int], None] | None = None
     >>> check("memory://A.zarr").ok
     True
     """
-    from spdist.storage.locations import normalise
+    from spdist.stores.registry import normalise
     from spdist.verification import stored_matrix
 
     return stored_matrix.check(normalise(url), *([] if progress is None else [progress]))

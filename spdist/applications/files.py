@@ -10,16 +10,17 @@ from typing import Any, cast
 from uuid import uuid4
 
 from spdist.errors import InputError, SpdistError
+from spdist.foundation.processes import name_of_writer, writer_lives
 from spdist.jobs.target import check_target
 from spdist.options import DEFAULTS, FileKeywords, TaskKeywords, select
 from spdist.shown import without_secrets
-from spdist.storage import locations
 from spdist.storage.external_sort import Duplicates
 from spdist.storage.formats.opening import STANDARD_INPUT
 from spdist.storage.formats.registry import Format, format_of
 from spdist.storage.import_export import import_matrix, parted
 from spdist.storage.lock import hold_target
-from spdist.storage.targets.processes import name_of_writer, writer_lives
+from spdist.stores.names import FAMILY
+from spdist.stores.registry import at, normalise
 
 
 def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
@@ -33,8 +34,8 @@ def file_format(operand: Any, keywords: Mapping[str, object]) -> Format | None:
     how = {name: value for name, value in read.items() if value != DEFAULTS[name]}
     if isinstance(operand, str | Path):
         given, _ = parted(str(operand))
-        path = given if given == STANDARD_INPUT else locations.normalise(given)
-        is_file = path == STANDARD_INPUT or (locations.is_local(path) and locations.local_path(path).is_file())
+        path = given if given == STANDARD_INPUT else normalise(given)
+        is_file = path == STANDARD_INPUT or at(path).is_file()
         try:
             kind = format_of(path, str(operand), read.get("format"))
             is_opened = ".zarr" in kind.endings and not how.keys() & {"format", *kind.takes}
@@ -76,7 +77,7 @@ def imported(
             shown = "standard input" if str(operand) == STANDARD_INPUT else str(operand)
             raise type(error)(str(error).replace(hidden, shown)) from error
         finally:
-            locations.discard(url)
+            at(url).discard()
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def beside(out: str | Path | None, what: str, keywords: TaskKeywords) -> Iterato
     """
     if out is None:
         raise InputError(f"the {what} of a file are stored: say where, with out='C.zarr'")
-    target = locations.normalise(out)
+    target = normalise(out)
     if not keywords.get("resume", False):
         check_target(target, overwrite=keywords.get("overwrite", False))
     with hold_target(target, steal=keywords.get("steal", False)):
@@ -104,26 +105,13 @@ def in_folder(folder: str | Path | None = None) -> Iterator[str]:
 
     Remains of killed processes in the folder are deleted first.
     """
-    target = f"{locations.normalise(tempfile.gettempdir() if folder is None else folder)}/temporary"
-    place = f"{target}{locations.FAMILY}of.{name_of_writer()}"
-    if locations.is_local(place):
-        _make_folder(locations.local_path(place), 0o700 if folder is None else 0o777)
-    for other in locations.relatives(target):
+    target = f"{normalise(tempfile.gettempdir() if folder is None else folder)}/temporary"
+    place = f"{target}{FAMILY}of.{name_of_writer()}"
+    at(place).make_folder(0o700 if folder is None else 0o777)
+    for other in at(target).relatives():
         if writer_lives(other) is False:
-            locations.discard(other)
+            at(other).discard()
     try:
         yield f"{place}/matrix.zarr"
     finally:
-        locations.discard(place)
-
-
-def _make_folder(place: Path, mode: int) -> None:
-    """Make a folder.
-
-    Raises `InputError` if the system refuses.
-    """
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.mkdir(mode)
-    except OSError as error:
-        raise InputError(f"{place.parent}: may not be written to ({error.strerror}); choose another folder") from error
+        at(place).discard()

@@ -15,12 +15,12 @@ from spdist.jobs.operands import are_in_memory, open_operand
 from spdist.jobs.target import remove_useless_remains
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import ApplicationKeywords
-from spdist.storage import locations
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, refuse_blocks
 from spdist.storage.names.names import NO_NAMES
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
+from spdist.stores.registry import at, normalise
 
 PART_ENTRIES = 1 << 20
 """Entries of a stored matrix read at a time."""
@@ -79,11 +79,11 @@ def check_values(m: Any, fit: Callable[[Any], Any], needed: str) -> None:
         raise MatrixError(f"{name_of(m)} holds {m.dtype}; {needed} are needed: convert it")
     for start, rows in parts(m):
         if not (fits := fit(rows.data)).all():
-            at = int(fits.argmin())
-            row = start + int(np.searchsorted(rows.indptr, at, side="right")) - 1
-            places = _shown(m, row, "row"), _shown(m, int(rows.indices[at]), "column")
+            entry = int(fits.argmin())
+            row = start + int(np.searchsorted(rows.indptr, entry, side="right")) - 1
+            places = _shown(m, row, "row"), _shown(m, int(rows.indices[entry]), "column")
             raise MatrixError(
-                f"{name_of(m)} holds {rows.data[at]} in {', '.join(places)}; {needed} are needed: correct it"
+                f"{name_of(m)} holds {rows.data[entry]} in {', '.join(places)}; {needed} are needed: correct it"
             )
 
 
@@ -101,7 +101,7 @@ def place_of_result(out: str | Path | None, m: Any, what: str) -> str:
     Raises `InputError` if the result of a stored matrix has no path.
     """
     if out is not None:
-        return locations.normalise(out)
+        return normalise(out)
     if isinstance(m, StoredMatrix):
         raise InputError(f"the {what} of a stored matrix are stored too: say where, with out='C.zarr'")
     return ""
@@ -149,4 +149,4 @@ def scratch(target: str, *names: str) -> Iterator[list[str]]:
         yield places
     finally:
         for place in places:
-            locations.discard(place)
+            at(place).discard()

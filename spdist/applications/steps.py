@@ -13,10 +13,11 @@ from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.by_rows import put_in_place
 from spdist.jobs.target import check_target
 from spdist.options import ApplicationKeywords, WhereKeywords, select
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.atomic_replace import staged_file
 from spdist.storage.lock import hold_target, remove_remains
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.stores.registry import at, normalise
 
 STEP = ".spdist-step-"
 """Suffix of the target in the name of a step, before its number."""
@@ -45,7 +46,7 @@ def held(steps: StoredIteration, keywords: ApplicationKeywords) -> Iterator[bool
 @contextmanager
 def held_file(out: str | Path, keywords: ApplicationKeywords) -> Iterator[Path]:
     """Lock the path of a file; yield a temporary path, whose file replaces the old one at the end."""
-    target, overwrite = locations.normalise(out), keywords.get("overwrite", False)
+    target, overwrite = normalise(out), keywords.get("overwrite", False)
     with _held_with_steps(target, keywords), staged_file(target, overwrite=overwrite) as place:
         yield place
 
@@ -54,7 +55,7 @@ def held_file(out: str | Path, keywords: ApplicationKeywords) -> Iterator[Path]:
 def _held_with_steps(target: str, keywords: ApplicationKeywords) -> Iterator[None]:
     """Lock a target; remove remains of dead runs, except steps to resume."""
     with hold_target(target, steal=keywords.get("steal", False)):
-        places = [place for place in locations.relatives(target) if place.startswith(f"{target}{STEP}")]
+        places = [place for place in at(target).relatives() if place.startswith(f"{target}{STEP}")]
         remove_remains(target, keep=tuple(places) if keywords.get("resume", False) else ())
         yield
 
@@ -96,7 +97,7 @@ class StoredIteration:
         `resume`: whether to continue from the stored steps.
         """
         first = self.place(0)
-        facts = groups.read_facts(first) if resume and locations.exists(first) else {}
+        facts = groups.read_facts(first) if resume and at(first).exists() else {}
         if facts.get(STEPS_OF) == self.identity and self.matrix(0) is not None:
             return max((step for step in self._numbers() if self.matrix(step) is not None), default=0)
         self.remove()
@@ -125,12 +126,12 @@ class StoredIteration:
     def remove(self, *, keep: tuple[int, ...] = ()) -> None:
         """Remove the matrices of all steps but some."""
         kept = {self.place(step) for step in keep}
-        for place in locations.relatives(self.target):
+        for place in at(self.target).relatives():
             if place.startswith(f"{self.target}{STEP}") and place not in kept:
-                locations.discard(place)
+                at(place).discard()
 
     def _numbers(self) -> Iterator[int]:
-        for place in locations.relatives(self.target):
+        for place in at(self.target).relatives():
             number = place.removeprefix(f"{self.target}{STEP}")
             if number.isdigit():
                 yield int(number)

@@ -14,13 +14,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.errors import InputError
+from spdist.foundation.other_objects import refuse_other_objects
 from spdist.foundation.units import check_count
 from spdist.inmemory import block_operands, cupy_operands, host_operands, torch_tensors
 from spdist.kernels.product_spec import ProductSpec, is_by_columns
 from spdist.kernels.semirings import find, transposed
 from spdist.matrices.checks import check_mask_shape, check_product_shapes
 from spdist.matrices.csr import from_scipy
-from spdist.matrices.other_objects import refuse_other_objects
 from spdist.matrices.vbr import VBR
 from spdist.options import InMemoryOptions, ProductOptions, SpgemmKeywords, lists_keywords, options_of
 

@@ -14,13 +14,14 @@ from spdist.jobs.report import Report
 from spdist.jobs.request import Request
 from spdist.jobs.target import Facts, check_target, replacement_path
 from spdist.kernels.semirings import transposed
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage import transpose as transposition
 from spdist.storage.foreign import versions
 from spdist.storage.lock import TargetLock, hold_target, remove_remains
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.transpose import transposed_copy
+from spdist.stores.registry import at
 
 logger = logging.getLogger("spdist")
 
@@ -45,10 +46,10 @@ def multiply_by_columns(request: Request) -> Report:
         swapped = _transposed_request(request, place, stack)
         facts = product_facts(swapped.a, swapped.b, swapped.spec)
         facts["product"]["axis"] = 0
-        if output.resume and not replaces and locations.exists(target):
+        if output.resume and not replaces and at(target).exists():
             report = _finished(target, facts)
-            if locations.exists(place):
-                locations.remove(place)
+            if at(place).exists():
+                at(place).remove()
                 logger.warning("%s: removed the transpose that a killed run had left at %s", target, place)
             if not output.check:
                 return report
@@ -58,7 +59,7 @@ def multiply_by_columns(request: Request) -> Report:
         report = multiply_by_rows(swapped, time.perf_counter())
         with phases.during("transpose"), versions.watched():  # the operands are read no more
             transposition.transpose(place, target, overwrite=output.overwrite or replaces, facts=facts)
-        locations.remove(place)
+        at(place).remove()
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 
 
@@ -103,8 +104,8 @@ def _place_of_transpose(held: TargetLock, *, resume: bool, overwrite: bool) -> t
     Removes what other runs left.
     """
     target = held.target
-    own, other = (f"{at}.spdist-columns" for at in (target, replacement_path(target)))
-    replaces = locations.exists(other) if resume else overwrite and locations.exists(target)
+    own, other = (f"{place}.spdist-columns" for place in (target, replacement_path(target)))
+    replaces = at(other).exists() if resume else overwrite and at(target).exists()
     if resume:
         held.adopt(other if replaces else own)
     remove_remains(target)

@@ -22,7 +22,6 @@ from spdist.jobs.starting.start import ready_to_run
 from spdist.jobs.status import durable_part
 from spdist.jobs.target import (
     Facts,
-    check_parent,
     check_target,
     find_earlier_product,
     remove_useless_remains,
@@ -37,7 +36,7 @@ from spdist.scheduler.execution.unfinished import JOURNAL, PLAN, has_plan_of, re
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest
-from spdist.storage import groups, locations, notes
+from spdist.storage import groups, notes
 from spdist.storage.atomic_replace import clear_of_full_disks, full_disk
 from spdist.storage.foreign import versions
 from spdist.storage.lock import check_held, hold_target
@@ -47,6 +46,7 @@ from spdist.storage.names.names import AxisNames
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.product_spec import StoredProductSpec
 from spdist.storage.writer import Layout, finish_matrix
+from spdist.stores.registry import at
 from spdist.verification.stored_matrix import check
 
 logger = logging.getLogger("spdist")
@@ -99,7 +99,7 @@ class Job:
         except CorruptError as changed:
             check_held(self.target)
             notes.remove_note(place, JOURNAL)
-            locations.discard(place)
+            at(place).discard()
             raise changed from cause
 
     def _begin(self, plan: Plan) -> str:
@@ -111,8 +111,8 @@ class Job:
         try:
             groups.begin(place, self.facts)
         except BaseException:
-            if locations.exists(place):
-                locations.remove(place)
+            if at(place).exists():
+                at(place).remove()
             raise
         write_plan(place, plan, self.facts["product"])
         return place
@@ -126,7 +126,7 @@ def put_in_place(place: str, target: str) -> None:
     notes.sync_metadata(place)  # before the notes go
     notes.remove_remains(place)
     if place != target:
-        notes.sync_disk(place)
+        at(place).sync_disk()
         replace_target(place, target)
 
 
@@ -140,7 +140,7 @@ def multiply_by_rows(request: Request, begin: float) -> Report:
     """
     if request.transpose_a or request.transpose_b:
         request.check_fit()
-    check_parent(request.target)
+    at(request.target).check_parent()
     with hold_target(request.target, steal=request.output.steal):
         remove_useless_remains(request.target)
         return _multiply_held(request, begin)
@@ -200,7 +200,7 @@ def prepare(request: Request) -> Job | Report:
             return continued
     planner.check_operands(a, b, execution.grid)
     check_values(execution.engine, spec.dtype(a, b))
-    planning = replace(request_of(a, b, spec, execution), to_objects=locations.in_object_store(request.target))
+    planning = replace(request_of(a, b, spec, execution), to_objects=at(request.target).transfers_chunks)
     check_target(request.target, overwrite=request.output.overwrite)
     return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts, _names(request))
 
@@ -235,7 +235,7 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
         )
     if plan is None:
         logger.warning("%s: a run ended before it had stored its plan; its files are removed", place)
-        locations.remove(place)
+        at(place).remove()
         return None
     if plan.on_gpu and execution.memory_limit is not None:
         plan = plan.through_gpu(parse_bytes(execution.memory_limit))
@@ -256,7 +256,7 @@ def _complete_replacement(place: str, target: str) -> None:
 
 def _check_whole(place: str, target: str) -> None:
     """Read a finished C whole before it replaces another matrix: power may have failed before it was on the disk."""
-    if not locations.is_local(place):
+    if not at(place).has_files:
         return
     found = check(place)
     if not found.ok:
@@ -272,7 +272,7 @@ def open_finished(target: str) -> StoredMatrix:
     Raises `CorruptError` Names a Zarr chunk that was lost, as when power fails.
     """
     m = open_matrix(target)
-    if locations.is_local(target):
+    if at(target).has_files:
         m.fingerprint()
     return m
 

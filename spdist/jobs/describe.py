@@ -8,8 +8,9 @@ import numpy as np
 
 from spdist.matrices.dtypes import number_dtype
 from spdist.shown import without_secrets
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.stores.registry import at, normalise
 
 if TYPE_CHECKING:
     from spdist.jobs.operands import MatrixLike
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def info(matrix: MatrixLike) -> dict[str, Any]:
     """Describe a stored matrix; `spdist.api.products.info` lists the facts."""
-    url = matrix.url if isinstance(matrix, StoredMatrix) else locations.normalise(matrix)
+    url = matrix.url if isinstance(matrix, StoredMatrix) else normalise(matrix)
     facts = groups.read_facts(url)
     if facts.get("state") == "unfinished":
         from spdist.jobs.status import durable_part  # loads plans and journals
@@ -39,7 +40,7 @@ def info(matrix: MatrixLike) -> dict[str, Any]:
         "rows": _row_lengths(m),
         "row_names": names.rows is not None,
         "column_names": names.columns is not None,
-        "bytes": {"memory": m.nbytes, "stored": locations.stored_bytes(url)},
+        "bytes": {"memory": m.nbytes, "stored": at(url).stored_bytes()},
         "state": "complete",
         "provenance": without_secrets(facts.get("provenance", {})),
     }

@@ -16,10 +16,10 @@ from spdist.jobs.save import save
 from spdist.jobs.target import check_target
 from spdist.kernels.reduction_spec import reduction_of
 from spdist.options import ExecutionOptions, InMemoryOptions, OutputOptions, ProductOptions
-from spdist.storage import locations
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import open_matrix
 from spdist.storage.names.anndata_frames import check_axes
+from spdist.stores.registry import at, normalise
 
 logger = logging.getLogger("spdist")
 
@@ -65,7 +65,7 @@ def matmul(
     operands, product = resolved(operands, product)
     if are_in_memory(*operands, product.mask):
         if out is not None:
-            check_axes(locations.normalise(out), _shape_of_product(*operands, product))
+            check_axes(normalise(out), _shape_of_product(*operands, product))
         c = _multiply_in_memory(*operands, product, execution)
         return c if out is None else save(out, c, overwrite=output.overwrite, steal=output.steal)
     if out is None:
@@ -92,14 +92,14 @@ def _multiply_dask_arrays(
     """Multiply operands of which some are Dask arrays: these are stored next to `out` while the product runs."""
     if out is None:
         raise InputError("the product of Dask arrays is stored: say where, with out='C.zarr'")
-    target = locations.normalise(out)
+    target = normalise(out)
     check_target(target, overwrite=output.overwrite or output.resume)
     with hold_target(target, steal=output.steal), contextlib.ExitStack() as stack:
         stored: dict[int, Any] = {}  # of each array, so that A @ A stores it once
         for name, operand in zip("ab", operands, strict=True):
             if is_dask_array(operand) and id(operand) not in stored:
                 place = f"{target}.spdist-operand-{name}"
-                stack.callback(locations.discard, place)
+                stack.callback(at(place).discard)
                 stored[id(operand)] = from_dask(operand, place, overwrite=True)
         a, b = (stored.get(id(operand), operand) for operand in operands)
         return matmul((a, b), out, product, execution, output)

@@ -18,11 +18,11 @@ from spdist.jobs.request import Request
 from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage import locations
 from spdist.storage.foreign import versions
 from spdist.storage.foreign.parents import tell_parents
 from spdist.storage.names.anndata_frames import check_axes
 from spdist.storage.names.names import NO_NAMES, AxisNames
+from spdist.stores.registry import normalise
 
 
 def multiply(
@@ -89,7 +89,7 @@ def _multiply(
     flags = product.transpose_a, product.transpose_b
     left, right = (m.names.T if flag else m.names for m, flag in zip((a, b), flags, strict=True))
     names = AxisNames(left.rows, right.columns) if output.names else NO_NAMES
-    request = Request(a, b, locations.normalise(target), spec, execution, output, callbacks, *flags, names)
+    request = Request(a, b, normalise(target), spec, execution, output, callbacks, *flags, names)
     shapes = (m.full_shape[::-1] if flag else m.full_shape for m, flag in zip((a, b), flags, strict=True))
     (nrows, _), (_, ncols) = shapes
     check_axes(request.target, (nrows, ncols), "csr_matrix" if a.blocksize is None else "bsr_matrix")

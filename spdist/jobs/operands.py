@@ -10,11 +10,11 @@ from typing import Any
 
 from spdist.errors import InputError
 from spdist.foundation import phases
+from spdist.foundation.other_objects import refuse_other_objects
 from spdist.interop.dask_arrays import is_dask_array
 from spdist.matrices.bsr import BSR, is_scipy_bsr
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy, is_scipy
-from spdist.matrices.other_objects import refuse_other_objects
 from spdist.options import ProductOptions
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import StoredMatrix, Transposed, open_matrix

@@ -10,10 +10,10 @@ from spdist.errors import CorruptError, MatrixError
 from spdist.foundation.units import counted
 from spdist.jobs.target import replacement_path
 from spdist.scheduler.execution.unfinished import Checkpoint, read_journal, read_plan
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.notes import UNFINISHED_NOTES, note_path
 from spdist.storage.targets.holder import Holder, holder_of
-from spdist.storage.targets.replacement import whole_place
+from spdist.stores.registry import at, normalise
 
 
 def durable_part(url: str) -> str:
@@ -30,8 +30,8 @@ def durable_part(url: str) -> str:
 
 def status(target: str | Path) -> dict[str, Any]:
     """Say how far a target is; `spdist.status` lists the facts. Reads small files, writes nothing."""
-    url = locations.normalise(target)
-    holder, complete = holder_of(url), _is_complete(whole_place(url))
+    url = normalise(target)
+    holder, complete = holder_of(url), _is_complete(at(url).whole_place())
     place = next((place for place in (url, replacement_path(url)) if _is_unfinished(place)), None)
     running = holder is not None and holder.lives
     if not (running or complete or place is not None):
@@ -51,7 +51,7 @@ def status(target: str | Path) -> dict[str, Any]:
 
 
 def _is_complete(url: str) -> bool:
-    return locations.exists(url) and not _is_unfinished(url)
+    return at(url).exists() and not _is_unfinished(url)
 
 
 def _is_unfinished(url: str) -> bool:
@@ -65,7 +65,7 @@ def _progress(url: str) -> dict[str, Any]:
         front = read_journal(url).checkpoint
     except CorruptError:
         front = Checkpoint()
-    written = [time for name in UNFINISHED_NOTES if (time := locations.modified(note_path(url, name))) is not None]
+    written = [time for name in UNFINISHED_NOTES if (time := at(note_path(url, name)).modified()) is not None]
     facts: dict[str, Any] = {}
     if plan is not None:
         done = sum(block.stop <= front.row for block in plan.blocks)

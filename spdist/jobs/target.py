@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 from spdist.errors import InputError, ResumeError
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.atomic_replace import is_ours
 from spdist.storage.foreign.parents import check_parents
 from spdist.storage.lock import remove_remains
-from spdist.storage.targets.others import check_removable
-from spdist.storage.targets.replacement import NEW
+from spdist.stores.folder_replacement import NEW
+from spdist.stores.registry import at, normalise
 
 logger = logging.getLogger("spdist")
 
@@ -33,10 +32,10 @@ def reserve_target(target: str, *, overwrite: bool) -> str:
     """
     check_target(target, overwrite=overwrite)
     remove_remains(target)
-    if not locations.exists(target):
+    if not at(target).exists():
         return target
     if groups.read_facts(target).get("state") == "unfinished":
-        locations.remove(target)
+        at(target).remove()
         return target
     return replacement_path(target)
 
@@ -59,8 +58,8 @@ def check_target(target: str, *, overwrite: bool) -> None:
     Raises `InputError` if the target cannot be written, or may not be replaced.
     """
     check_parents(target)
-    if not locations.exists(target):
-        check_parent(target)
+    if not at(target).exists():
+        at(target).check_parent()
     elif not overwrite:
         if "product" in (facts := groups.read_facts(target)) and facts.get("state") == "unfinished":
             raise InputError(
@@ -71,16 +70,7 @@ def check_target(target: str, *, overwrite: bool) -> None:
     elif not is_ours(target):
         raise InputError(f"{target} exists and is not a matrix, so it is not replaced; remove it yourself")
     else:
-        check_removable(target)
-
-
-def check_parent(target: str) -> None:
-    """Refuse a target whose folder is none, or may not be written to."""
-    if locations.is_local(target):
-        parent = locations.local_path(target).parent
-        if not parent.is_dir() or not os.access(parent, os.W_OK):
-            problem = "may not be written to; ask for access" if parent.is_dir() else "is not a folder; create it"
-            raise InputError(f"{target}: {parent} {problem} or choose another place")
+        at(target).check_removable()
 
 
 def check_apart(target: str, *operands: str) -> None:
@@ -107,7 +97,7 @@ def check_file(name: str, file: str | Path | None, *matrices: str) -> None:
     """
     if file is None:
         return
-    place = locations.normalise(file)
+    place = normalise(file)
     for url in matrices:
         if f"{place}/".startswith(f"{url}/"):
             raise InputError(f"{name}={file} is inside the matrix {url}: choose a place outside the matrices")
@@ -125,13 +115,13 @@ def find_earlier_product(target: str) -> tuple[str, Facts] | None:
         facts = groups.read_facts(place)
         if "product" in facts:
             if facts.get("state") == "unfinished":
-                check_removable(place)
+                at(place).check_removable()
             return place, facts
-        if place == replacement and locations.exists(place):
+        if place == replacement and at(place).exists():
             raise ResumeError(
                 f"{place}, which was to replace {target}, has lost its metadata ({place}/zarr.json), and cannot be "
                 f"resumed: start again with --overwrite (overwrite=True); {target} is unchanged"
             )
-    if locations.exists(target):
+    if at(target).exists():
         raise InputError(f"{target} exists and is no product of spdist: choose another name or pass --overwrite")
     return None

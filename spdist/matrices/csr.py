@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError
+from spdist.foundation.other_objects import refuse_other_objects
 from spdist.matrices.checks import check_structure
 from spdist.matrices.dtypes import (
     INT32_MAX,
@@ -27,7 +28,6 @@ from spdist.matrices.dtypes import (
     index_dtype,
     number_dtype,
 )
-from spdist.matrices.other_objects import refuse_other_objects
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import tempfile
@@ -11,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from spdist.errors import InputError, MatrixError, SpdistError
-from spdist.storage import groups, locations, lock, notes
+from spdist.storage import groups, lock, notes
 from spdist.storage.foreign.parents import check_parents, tell_parents
 from spdist.storage.matrix import open_matrix
 from spdist.storage.names.anndata_frames import check_axes, frames_around
-from spdist.storage.targets.others import check_removable
+from spdist.stores.registry import at, normalise
 
 Progress = Callable[[int, int], None]
 """Called as ``progress(done, total)``."""
@@ -83,13 +81,13 @@ def staged_matrix(
     matrix does not fit the AnnData around it.
     Raises `SpdistError` if the disk is full.
     """
-    url = locations.normalise(target)
+    url = normalise(target)
     check_parents(url)
     _check_free(url, overwrite, is_matrix=True)
     if shape is not None:
         check_axes(url, shape)
     with _clear_errors(url), _scratch(url, overwrite, steal=steal, is_matrix=True) as scratch:
-        staged = str(scratch / "whole.zarr") if locations.is_local(url) else f"{url}.spdist-{uuid4().hex[:8]}"
+        staged = at(url).staged(scratch)
         (scratch / "scratch").mkdir()
         whole = False
         try:
@@ -97,12 +95,12 @@ def staged_matrix(
             _check_free(url, overwrite, is_matrix=True)  # another program may have written it in the meantime
             _check_fits(url, staged)
             whole = True
-            if locations.exists(url):
-                notes.sync_disk(staged)  # the old matrix goes
+            if at(url).exists():
+                at(staged).sync_disk()  # the old matrix goes
             lock.replace(staged, url)
         finally:
-            if not whole and not locations.is_local(url):
-                locations.discard(staged)
+            if not whole and not staged.startswith(f"{scratch}/"):
+                at(staged).discard()
     tell_parents(url)
 
 
@@ -116,10 +114,8 @@ def staged_file(target: str | Path, *, overwrite: bool, steal: bool = False) -> 
     Raises `InputError` if `target` exists and `overwrite` is false, or it is a directory.
     Raises `SpdistError` if the disk is full.
     """
-    url = locations.normalise(target)
-    if not locations.is_local(url):
-        raise InputError(f"{url}: files are exported to local paths only; export there, then copy")
-    path = locations.local_path(url)
+    url = normalise(target)
+    path = at(url).path
     _check_free(url, overwrite, is_matrix=False)
     with _clear_errors(url), _scratch(url, overwrite, steal=steal, is_matrix=False) as scratch:
         yield scratch / path.name
@@ -131,15 +127,12 @@ def staged_file(target: str | Path, *, overwrite: bool, steal: bool = False) -> 
 @contextmanager
 def _scratch(url: str, overwrite: bool, *, steal: bool, is_matrix: bool) -> Iterator[Path]:
     """Hold a target and yield an empty local folder; remove files of dead runs for the target."""
-    parent = None
-    if locations.is_local(url):
-        parent = locations.local_path(url).parent
-        parent.mkdir(parents=True, exist_ok=True)
+    at(url).make_parent()
     with lock.hold_target(url, steal=steal) as held:
         _check_free(url, overwrite, is_matrix=is_matrix)
         if held.depth == 1:
             lock.remove_remains(url)
-        name = f"{locations.local_path(url).name}.spdist-scratch-" if parent else _temporary_name(url, held.depth)
+        name, parent = at(url).scratch_place(is_first=held.depth == 1)
         try:
             scratch = Path(tempfile.mkdtemp(prefix=name, dir=parent))
         except OSError as error:
@@ -153,15 +146,6 @@ def _scratch(url: str, overwrite: bool, *, steal: bool, is_matrix: bool) -> Iter
             yield scratch
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _temporary_name(url: str, depth: int) -> str:
-    """Return the prefix of temporary folders for a remote target; remove the folders of dead runs."""
-    name = f".spdist-{hashlib.blake2b(url.encode(), digest_size=8).hexdigest()}-"
-    if depth == 1:
-        for place in Path(tempfile.gettempdir()).glob(f"{name}*"):
-            locations.discard(str(place))
-    return name
 
 
 @contextmanager
@@ -199,16 +183,16 @@ def _clear_errors(url: str) -> Iterator[None]:
 
 def _check_free(url: str, overwrite: bool, *, is_matrix: bool) -> None:
     """Refuse a target that exists, unless it may be replaced and is of the kind that replaces it."""
-    if not locations.exists(url):
+    if not at(url).exists():
         return
     if not overwrite:
         raise InputError(f"{url}: already exists; choose another target, or pass --overwrite to replace it")
     if is_matrix and not is_ours(url):
         raise InputError(f"{url}: exists and is not a matrix, so it is not replaced; remove it yourself")
-    if not is_matrix and not locations.local_path(url).is_file():
-        what = "a directory" if locations.local_path(url).is_dir() else "no ordinary file"
+    if not is_matrix and not at(url).is_file():
+        what = "a directory" if at(url).is_folder() else "no ordinary file"
         raise InputError(f"{url}: is {what}, so it is not replaced by a file; choose another place")
-    check_removable(url)
+    at(url).check_removable()
 
 
 def _check_fits(url: str, staged: str) -> None:

@@ -11,20 +11,18 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import BinaryIO, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import CorruptError, SpdistError
-from spdist.storage import locations
 from spdist.storage.foreign.decoded_size import Codecs, check_decoded_size
-from spdist.storage.locations import NotRegularError, is_local, local_path, open_regular, open_store, unreadable
-
-if TYPE_CHECKING:
-    from zarr.abc.store import SuffixByteRequest
+from spdist.stores.location import Location
+from spdist.stores.names import unreadable
+from spdist.stores.registry import at
+from spdist.stores.regular_files import NotRegularError
 
 Table = npt.NDArray[np.uint32]
 """The checksums of one array, by the number of the Zarr chunk."""
@@ -37,12 +35,6 @@ VERSION = 1
 
 NOTE = "spdist-checksums"
 """File name of a table, in the folder of its array: Zarr does not list that folder, so it warns of no stray file."""
-
-BATCH = 256
-"""Zarr chunks whose checksums one thread reads at a time, or that one batch requests from a remote store."""
-
-THREADS = 8
-"""Threads that read checksums; on a network file system their waits for answers overlap."""
 
 _HEAD = struct.Struct("<16sII")  # magic, version, number of tables
 _DIGEST = 32  # bytes of the digest at the end
@@ -75,10 +67,10 @@ def unpack(raw: bytes) -> list[Table]:
     if hashlib.blake2b(body, digest_size=_DIGEST).digest() != raw[-_DIGEST:]:
         raise ValueError("it is truncated or altered")
     lengths = struct.unpack_from(f"<{count}Q", raw, _HEAD.size)
-    at, tables = _HEAD.size + 8 * count, []
+    start, tables = _HEAD.size + 8 * count, []
     for length in lengths:
-        tables.append(np.frombuffer(raw, "<u4", length, at).astype(np.uint32, copy=False))
-        at += 4 * length
+        tables.append(np.frombuffer(raw, "<u4", length, start).astype(np.uint32, copy=False))
+        start += 4 * length
     return tables
 
 
@@ -112,7 +104,7 @@ class ChunkFiles:
     """The files of the Zarr chunks of one array."""
 
     # the matrix and the array in it
-    url: str
+    location: Location
     name: str
     # the parts of a Zarr chunk's key before and after its number, relative to the matrix
     prefix: str
@@ -127,106 +119,76 @@ class ChunkFiles:
         middle = key.removeprefix(self.prefix).removesuffix(self.suffix)
         return int(middle) if middle.isdecimal() and key == self.key(int(middle)) else None
 
-    def path(self, k: int) -> str:
-        """Return the path of Zarr chunk `k` of a local matrix."""
-        return f"{self.url.removeprefix('file://')}/{self.prefix}{k}{self.suffix}"
-
     def error(self, k: int, what: str) -> CorruptError:
         """Return the error to raise for a Zarr chunk.
 
-        `k`: number of the Zarr chunk.
         `what`: the problem, such as "is missing".
         """
         return CorruptError(
-            f"{self.url}: Zarr chunk {k} of array '{self.name}' ({self.key(k)}) {what}; restore it from a copy or "
+            f"{self.location}: Zarr chunk {k} of array '{self.name}' ({self.key(k)}) {what}; restore it from a copy or "
             f"write the matrix again"
         )
 
     def exists(self, k: int) -> bool:
         """Whether Zarr chunk `k` exists."""
-        return os.access(self.path(k), os.F_OK) if is_local(self.url) else locations.has(self.url, self.key(k))
+        return self.location.holds(self.key(k))
 
-    def open(self, k: int) -> tuple[int, int]:
-        """Open the local file of Zarr chunk `k`; return its descriptor and its bytes.
+    def open(self, k: int) -> BinaryIO:
+        """Open Zarr chunk `k`.
 
         Raises `CorruptError` if it is missing, or no regular file.
         Raises `MatrixError` if the system denies reading it.
         Raises `SpdistError` if the system cannot open it for another reason.
         """
         try:
-            return open_regular(self.path(k))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise self.error(k, "is missing") from error
-        except PermissionError as error:
-            raise unreadable(self.path(k)) from error
-        except NotRegularError as error:
-            raise self.error(k, "is no regular file") from error
+            return self.location.open(self.key(k))
         except OSError as error:
-            raise SpdistError(f"{self.path(k)}: cannot be opened: {error.strerror}; try again") from error
+            raise self._cannot_be_opened(k, error) from error
 
-    def check_decoded_size(self, k: int, codecs: Codecs) -> None:
-        """Refuse Zarr chunk `k` of a local matrix if it decodes to far more bytes than its array declares.
+    def _cannot_be_opened(self, k: int, error: OSError) -> SpdistError:
+        path = f"{self.location}/{self.key(k)}"
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return self.error(k, "is missing")
+        if isinstance(error, PermissionError):
+            return unreadable(path)
+        if isinstance(error, NotRegularError):
+            return self.error(k, "is no regular file")
+        return SpdistError(f"{path}: cannot be opened: {error.strerror}; try again")
 
-        Raises `CorruptError` if it does; or it is missing, or no regular file.
+    def check_decoded_sizes(self, chunks: range, codecs: Codecs, *, may_be_missing: bool = False) -> None:
+        """Refuse Zarr chunks in files that decode to far more bytes than their array declares, before zarrs does it.
+
+        Raises `CorruptError` if one does; or is no regular file, or is missing and may not be.
         """
-        descriptor, size = self.open(k)
+        if self.location.has_files:
+            for k in chunks:
+                if not may_be_missing or self.exists(k):
+                    with self.open(k) as file:
+                        self._check_decoded_size(k, file, codecs)
+
+    def _check_decoded_size(self, k: int, file: BinaryIO, codecs: Codecs) -> None:
+        def read(first: int, nbytes: int) -> bytes:
+            file.seek(first)
+            return file.read(nbytes)
+
         try:
-            check_decoded_size(lambda at, nbytes: os.pread(descriptor, nbytes, at), size, codecs)
+            check_decoded_size(read, file.seek(0, os.SEEK_END), codecs)
         except ValueError as error:
             raise self.error(k, f"is not decoded: {error}") from error
-        finally:
-            os.close(descriptor)
+        file.seek(0)
 
     def checksums(self, first: int, last: int) -> Table:
         """Return the last four bytes of Zarr chunks ``[first:last)``, as numbers.
 
         Raises `CorruptError` if a Zarr chunk is missing, shorter than its checksum, or no regular file.
         """
-        batches = [(k, min(k + BATCH, last)) for k in range(first, last, BATCH)]
-        if not is_local(self.url):
-            raw = b"".join(self._remote(*batch) for batch in batches)
-        elif len(batches) < 2:
-            raw = b"".join(map(self._trailer, range(first, last)))
-        else:
-            with ThreadPoolExecutor(THREADS) as threads:
-                raw = b"".join(threads.map(lambda batch: b"".join(map(self._trailer, range(*batch))), batches))
-        return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
-
-    def _trailer(self, k: int) -> bytes:
-        descriptor, size = self.open(k)
-        try:
-            found = os.pread(descriptor, 4, max(size - 4, 0))
-        finally:
-            os.close(descriptor)
-        if len(found) < 4:
-            raise self.error(k, "is truncated")
-        return found
-
-    def _remote(self, first: int, last: int) -> bytes:
-        from zarr.abc.store import SuffixByteRequest
-
-        found = self._fetch(first, last, SuffixByteRequest(4))
-        for k, trailer in enumerate(found, first):
-            if len(trailer) != 4:
+        ends = self.location.read_ends([self.key(k) for k in range(first, last)], 4)
+        for k, end in enumerate(ends, first):
+            if isinstance(end, OSError):
+                raise self._cannot_be_opened(k, end) from end
+            if len(end) != 4:
                 raise self.error(k, "is truncated")
-        return b"".join(found)
-
-    def _fetch(self, first: int, last: int, span: SuffixByteRequest | None) -> list[bytes]:
-        """Return Zarr chunks ``[first:last)`` of a remote store, or the end of each."""
-        import asyncio
-
-        from zarr.core.buffer import default_buffer_prototype
-
-        store, prototype = open_store(self.url), default_buffer_prototype()
-
-        async def fetch() -> list[Any]:
-            return await asyncio.gather(*(store.get(self.key(k), prototype, span) for k in range(first, last)))
-
-        found = locations.wait(fetch())
-        for k, buffer in enumerate(found, first):
-            if buffer is None:
-                raise self.error(k, "is missing")
-        return [cast(bytes, buffer.to_bytes()) for buffer in found]
+        return np.frombuffer(b"".join(cast(list[bytes], ends)), "<u4").astype(np.uint32, copy=False)
 
     def digests(self, first: int, last: int, codecs: Codecs) -> Iterator[bytes]:
         """Yield a digest of each of the Zarr chunks ``[first:last)``, which are read whole.
@@ -235,17 +197,9 @@ class ChunkFiles:
         than declared.
         """
         for k in range(first, last):
-            if is_local(self.url):
-                descriptor, _ = self.open(k)
-                with os.fdopen(descriptor, "rb") as file:
-                    yield hashlib.file_digest(file, "blake2b").digest()
-                continue
-            raw = self._fetch(k, k + 1, None)[0]
-            try:
-                check_decoded_size(lambda at, nbytes, raw=raw: raw[at : at + nbytes], len(raw), codecs)  # type: ignore[misc]
-            except ValueError as error:
-                raise self.error(k, f"is not decoded: {error}") from error
-            yield hashlib.blake2b(raw).digest()
+            with self.open(k) as file:
+                self._check_decoded_size(k, file, codecs)
+                yield hashlib.file_digest(file, "blake2b").digest()  # type: ignore[arg-type]
 
 
 def misplaced(found: int, table: Table) -> str:
@@ -270,12 +224,9 @@ def digest_of(raw: bytes) -> str:
 
 
 def write_table(url: str, name: str, table: Table) -> str:
-    """Write the table of array `name`; return its digest.
-
-    `url`: the matrix.
-    """
+    """Write the table of array `name`; return its digest."""
     raw = pack([table])
-    locations.put(url, f"{name}/{NOTE}", raw)
+    at(url).write(f"{name}/{NOTE}", raw)
     return digest_of(raw)
 
 
@@ -290,7 +241,7 @@ def read_table(url: str, name: str, digest: str, length: int) -> Table:
     Raises `CorruptError` if the table is missing or damaged, or belongs to another matrix.
     """
     try:
-        raw = read_small(url, f"{name}/{NOTE}")
+        raw = at(url).read(f"{name}/{NOTE}")
         if digest_of(raw) != digest:
             raise ValueError("is truncated, altered, or of another matrix")
         table = unpack(raw)[0]
@@ -304,19 +255,3 @@ def read_table(url: str, name: str, digest: str, length: int) -> Table:
             f"{url}/{name}/{NOTE}: the table of checksums {why}; restore it from a copy or write the matrix again"
         ) from error
     return table
-
-
-def read_small(url: str, key: str) -> bytes:
-    """Return the bytes of a small file; a local one must be a regular file.
-
-    `url`: the matrix.
-    `key`: path of the file, relative to the matrix.
-    """
-    if is_local(url):
-        descriptor, _ = open_regular(f"{local_path(url)}/{key}")
-        with os.fdopen(descriptor, "rb") as file:
-            return file.read()
-    found = locations.get(url, key)
-    if found is None:
-        raise FileNotFoundError(key)
-    return found

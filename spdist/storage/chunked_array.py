@@ -14,12 +14,8 @@ import math
 import os
 import re
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from warnings import catch_warnings, simplefilter
 
@@ -31,13 +27,15 @@ from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_bloc
 from spdist.storage.checksums import ChunkFiles, Table, misplaced, read_table
 from spdist.storage.direct.chunks import ChunkCodec, array_document, codec_of
 from spdist.storage.foreign.decoded_size import codecs_of
-from spdist.storage.locations import is_local, open_store, unreadable, wait
+from spdist.stores.location import ZARR_PIPELINE, Location
+from spdist.stores.names import unreadable
+from spdist.stores.registry import at
 
 if TYPE_CHECKING:
     import zarr
     from zarr.core.buffer import BufferPrototype
 
-    from spdist.storage.objects.chunks import ObjectChunks
+    from spdist.storage.direct.object_chunks import ObjectChunks
 
 CHUNK_LENGTH = 1 << 17
 """Elements of a Zarr chunk unless a memory limit requires fewer: 512 KiB of int32, 1 MiB of float64.
@@ -64,8 +62,6 @@ UNBOUNDED = 1 << 60
 """Length, in elements, of an array whose length is not known yet."""
 
 _CONFIG: Any = {"order": "C", "write_empty_chunks": True}  # a chunk that is not written looks like a missing one
-_FAST_PIPELINE = "zarrs.ZarrsCodecPipeline"
-_ZARR_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,11 @@ class ChunkedArray:
     checked: bool  # whether the last codec is crc32c
     dtype: np.dtype[Any] = field(compare=False)  # of the elements; a `block_dtype` if they are blocks
     table: str = ""  # digest of the table of checksums that spdist wrote; empty if there is none
+
+    @property
+    def location(self) -> Location:
+        """Where the matrix is."""
+        return at(self.url)
 
     @property
     def nchunks(self) -> int:
@@ -125,11 +126,10 @@ class ChunkedArray:
         """Decode Zarr chunks ``[k0:k1)``, into `out` if it is given, and return their elements."""
         if k1 > self.nchunks:
             raise self.files.error(max(k0, self.nchunks), "is missing")
-        if is_local(self.url):
-            self._look(k0, k1)
+        self._look(k0, k1)
         if self.table and (codec := self._direct_codec(k1 - k0)):
             return self._decode_directly(codec, k0, k1, out)
-        array, objects = _open_for_reading(self), _objects(self.url, self.name, self.metadata)
+        array, objects = _open_for_reading(self), _objects(self.url, self.metadata)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
 
         def get() -> ValueArray:
@@ -155,15 +155,14 @@ class ChunkedArray:
 
     def _direct_codec(self, count: int) -> ChunkCodec | None:
         """Return what reads and writes so many Zarr chunks without Zarr; None if Zarr is to do it."""
-        is_quicker = count <= FEW and is_local(self.url) and not _has_zarr()
+        is_quicker = count <= FEW and self.location.has_files and not _has_zarr()
         return codec_of(self.metadata) if is_quicker else None
 
     def _decode_directly(self, codec: ChunkCodec, k0: int, k1: int, out: ValueArray | None) -> ValueArray:
         """Decode Zarr chunks of a local array as `_decode`, without Zarr."""
         parts = []
         for k in range(k0, k1):
-            descriptor, _ = self.files.open(k)
-            with os.fdopen(descriptor, "rb") as file:
+            with self.files.open(k) as file:
                 raw = file.read()
             try:
                 parts.append(codec.decode(raw))
@@ -175,11 +174,10 @@ class ChunkedArray:
 
     def _look(self, k0: int, k1: int) -> None:
         """Check the files of Zarr chunks before zarrs decodes them, which would wait for a FIFO and trust any size."""
-        if self.table:
+        if not self.table:
+            self.files.check_decoded_sizes(range(k0, k1), codecs_of(self.metadata, self.chunk_nbytes))
+        elif self.location.has_files:  # what arrives from elsewhere is compared by `PlacedStore`
             self.check_places(k0, k1)
-        else:
-            for k in range(k0, k1):
-                self.files.check_decoded_size(k, codecs_of(self.metadata, self.chunk_nbytes))
 
     def write_chunks(self, k: int, values: ValueArray) -> None:
         """Write Zarr chunks `k`, `k` + 1, ... from `values`; pad the last chunk with zeros."""
@@ -189,12 +187,12 @@ class ChunkedArray:
         numbers = values if blocksize(self.dtype) is None else values["block"]
         if codec := self._direct_codec(len(values) // self.chunk):
             for i in range(len(values) // self.chunk):
-                path = Path(self.files.path(k + i))
+                path = self.location.path / self.key(k + i)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(codec.encode(numbers[i * self.chunk : (i + 1) * self.chunk]).data)
             return
         chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
-        if (objects := _objects(self.url, self.name, self.metadata)) is not None:
+        if (objects := _objects(self.url, self.metadata)) is not None:
             objects.write([self.key(k + i) for i in range(len(chunks))], chunks)
             return
         # zarrs never writes a chunk of zeros, whatever the configuration says; Zarr's own pipeline does.
@@ -292,50 +290,10 @@ def _has_zarr() -> bool:
     return "zarr" in sys.modules
 
 
-class _Inline(ThreadPoolExecutor):
-    """An executor that calls each function at once, in the calling thread."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call the function and return a finished future."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-class _Loop:
-    """The event loop of one thread; closed when the thread ends, before the interpreter tears down its modules."""
-
-    def __init__(self) -> None:
-        import asyncio
-
-        self.loop = asyncio.new_event_loop()
-        self.loop.set_default_executor(_Inline())
-        weakref.finalize(self, self.loop.close)
-
-
-_loops = threading.local()
-
-
 def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine of Zarr's to its end; on a local store in the calling thread.
-
-    Zarr's own `sync` hands over to two other threads, which made reads of a small block a third slower. zarrs decodes
-    in threads of its own in either case.
-    """
-    import asyncio
-
+    """Return what Zarr's coroutine returns, with the system's error where zarrs passes one on."""
     try:
-        asyncio.get_running_loop()
-        inline = False  # a notebook's thread has a loop that is running already
-    except RuntimeError:
-        inline = is_local(url)
-    if inline and not hasattr(_loops, "kept"):
-        _loops.kept = _Loop()
-    try:
-        return _loops.kept.loop.run_until_complete(coroutine) if inline else wait(coroutine)
+        return at(url).wait(coroutine)
     except RuntimeError as error:  # of zarrs, which passes on so what the system said
         if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
             raise
@@ -349,18 +307,18 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
     from zarr.core.array import AsyncArray
     from zarr.storage import StorePath
 
-    document = json.loads(metadata)
-    fast = fast and is_local(url) and document["zarr_format"] == 3
-    with zarr.config.set({"codec_pipeline.path": _FAST_PIPELINE if fast else _ZARR_PIPELINE}), catch_warnings():
+    document, place = json.loads(metadata), at(url)
+    pipeline = place.codec_pipeline if fast and document["zarr_format"] == 3 else ZARR_PIPELINE
+    with zarr.config.set({"codec_pipeline.path": pipeline}), catch_warnings():
         simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
-        return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(open_store(url), name), config=_CONFIG))
+        return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(place.zarr_store(), name), config=_CONFIG))
 
 
 @functools.lru_cache(maxsize=64)
 def _open_for_reading(array: ChunkedArray) -> zarr.Array[Any]:
     """Return the Zarr array to read from; Zarr chunks of a remote one are compared with its table as they arrive."""
     opened = _open_array(array.url, array.name, array.metadata)
-    if is_local(array.url) or not array.table:
+    if array.location.has_files or not array.table:
         return opened
     import zarr
     from zarr.core.array import AsyncArray
@@ -368,8 +326,8 @@ def _open_for_reading(array: ChunkedArray) -> zarr.Array[Any]:
 
     from spdist.storage.targets.places import PlacedStore
 
-    store = PlacedStore(open_store(array.url), array.files, array.expected())
-    with zarr.config.set({"codec_pipeline.path": _ZARR_PIPELINE}):
+    store = PlacedStore(array.location.zarr_store(), array.files, array.expected())
+    with zarr.config.set({"codec_pipeline.path": ZARR_PIPELINE}):
         return zarr.Array(AsyncArray(metadata=opened.metadata, store_path=StorePath(store, array.name), config=_CONFIG))
 
 
@@ -384,13 +342,14 @@ def _place_check(array: ChunkedArray, k0: int) -> Callable[[int, bytes], None] |
 
 
 @functools.lru_cache(maxsize=64)
-def _objects(url: str, name: str, metadata: str) -> ObjectChunks | None:
+def _objects(url: str, metadata: str) -> ObjectChunks | None:
     """Return the Zarr chunks of an array that obstore moves; None if Zarr does."""
-    if is_local(url):
+    store, codec = at(url).object_store(), codec_of(metadata)
+    if store is None or codec is None:
         return None
-    from spdist.storage.objects.chunks import of_array  # loads Zarr
+    from spdist.storage.direct.object_chunks import ObjectChunks
 
-    return of_array(_open_array(url, name, metadata))
+    return ObjectChunks(store, codec)
 
 
 def _into(out: ValueArray) -> BufferPrototype:
@@ -416,12 +375,12 @@ def _into(out: ValueArray) -> BufferPrototype:
 @functools.lru_cache(maxsize=64)
 def _chunk_files(url: str, name: str, metadata: str) -> ChunkFiles:
     if (codec := codec_of(metadata)) is not None:
-        return ChunkFiles(url, name, f"{name}/c/", "/0" * (len(codec.shape) - 1))
+        return ChunkFiles(at(url), name, f"{name}/c/", "/0" * (len(codec.shape) - 1))
     array = _open_array(url, name, metadata).metadata
     stand_in = 987_654_321  # for the number of a Zarr chunk
     key = f"{name}/{array.encode_chunk_key((stand_in,) + (0,) * (len(array.shape) - 1))}"
     prefix, _, suffix = key.rpartition(str(stand_in))
-    return ChunkFiles(url, name, prefix, suffix)
+    return ChunkFiles(at(url), name, prefix, suffix)
 
 
 def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:

@@ -16,12 +16,13 @@ from spdist.errors import CorruptError, InputError, MatrixError, SpdistError, on
 from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import ValueArray
 from spdist.shown import as_cause, without_secrets
-from spdist.storage import locations
-from spdist.storage.checksums import Table, digest_of, read_small, write_table
+from spdist.storage.checksums import Table, digest_of, write_table
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, from_document, from_zarr, new_array
 from spdist.storage.direct.chunks import codec_of, group_document
-from spdist.storage.locations import unreadable
 from spdist.storage.lock import readable_place
+from spdist.stores.location import Location
+from spdist.stores.names import METADATA, unreadable
+from spdist.stores.registry import at, normalise
 
 if TYPE_CHECKING:
     import zarr
@@ -48,7 +49,6 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
 
     Wrap only calls of Zarr, so that a mistake in spdist is not reported as a damaged file.
 
-    `url`: the group.
     `name`: the array whose metadata are read; empty for the metadata of the group.
     Raises `MatrixError` In place of every error but spdist's own.
     """
@@ -66,23 +66,20 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
         ) from as_cause(error)
 
 
-def check_metadata_files(url: str, names: tuple[str, ...] = ARRAYS) -> None:
+def check_metadata_files(place: Location, names: tuple[str, ...] = ARRAYS) -> None:
     """Refuse local metadata files that would block a reader or fill its memory: pipes, devices, gigabytes of JSON.
 
-    `url`: the group.
     `names`: arrays in it.
     Raises `MatrixError` Names the file.
     """
-    if not locations.is_local(url):
-        return
-    root = locations.local_path(url)
-    for path in (root / name / file for name in ("", *names) for file in METADATA_FILES):
+    for key in (f"{name}/{file}".lstrip("/") for name in ("", *names) for file in METADATA_FILES):
+        path = f"{place}/{key}"
         try:
-            found = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+            found = place.stat(key)
         except OSError as error:
             raise MatrixError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
+        if found is None:
+            continue
         if not stat.S_ISREG(found.st_mode):
             raise MatrixError(f"{path}: is no ordinary file; restore it from a copy")
         if found.st_size > METADATA_BYTES:
@@ -96,15 +93,10 @@ def begin(url: str, facts: dict[str, Any]) -> None:
     `facts`: stored in the attribute ``spdist``, with the state ``unfinished``.
     """
     attributes = {"spdist": {**facts, **_provenance(facts), "state": "unfinished"}}
-    if not locations.is_local(url) or locations.exists(url):
+    if not at(url).create_with(METADATA, _as_json(group_document(attributes))):
         import zarr
 
-        zarr.create_group(locations.open_store(url), attributes=attributes)
-        return
-    place = f"{url}.spdist-begin"
-    locations.discard(place)
-    _put_document(place, "zarr.json", group_document(attributes))
-    locations.local_path(place).rename(locations.local_path(url))
+        zarr.create_group(at(url).zarr_store(), attributes=attributes)
 
 
 def read_facts(url: str) -> dict[str, Any]:
@@ -120,15 +112,16 @@ def read_attributes(url: str) -> dict[str, Any]:
 
     Raises `MatrixError` if the system denies reading the group.
     """
+    place = at(url)
     try:
-        if not locations.exists(url):
+        if not place.exists():
             return {}
-        check_metadata_files(url, ())
-        if (attributes := _attributes_of_file(url)) is not None:
+        check_metadata_files(place, ())
+        if (attributes := _attributes_of_file(place)) is not None:
             return attributes
         import zarr
 
-        return zarr.open_group(locations.open_store(url), mode="r", use_consolidated=False).attrs.asdict()
+        return zarr.open_group(place.zarr_store(), mode="r", use_consolidated=False).attrs.asdict()
     except PermissionError as error:
         raise unreadable(url) from error
     except Exception as error:  # Zarr cannot read anything there
@@ -137,12 +130,10 @@ def read_attributes(url: str) -> dict[str, Any]:
         return {}
 
 
-def _attributes_of_file(url: str) -> dict[str, Any] | None:
+def _attributes_of_file(place: Location) -> dict[str, Any] | None:
     """Return the attributes of a local group of version 3; None if Zarr is to say what is there."""
-    if not locations.is_local(url):
-        return None
     try:
-        document = json.loads(read_small(url, "zarr.json"))
+        document = json.loads(place.read_without_zarr(METADATA) or b"")
     except PermissionError:
         raise
     except (OSError, ValueError, RecursionError):
@@ -153,37 +144,37 @@ def _attributes_of_file(url: str) -> dict[str, Any] | None:
     return attributes if isinstance(attributes, dict) else None
 
 
-def read(url: str) -> tuple[dict[str, Any], dict[str, Member]]:
-    """Return the attributes of the group at `url`, and its arrays named in `ARRAYS`.
+def read(place: Location) -> tuple[dict[str, Any], dict[str, Member]]:
+    """Return the attributes of the group at `place`, and its arrays named in `ARRAYS`.
 
     Those of a local group that has a seal and is written as spdist writes are documents: Zarr is not loaded for them.
 
     Raises `MatrixError` if there is no group, the system denies reading it, or its metadata are damaged.
     Raises `CorruptError` if metadata were changed since spdist wrote them; names the file.
     """
-    _check_is_there(url)
-    with clear_zarr_errors(url):
-        attributes = _attributes_of_file(url)
+    _check_is_there(place)
+    with clear_zarr_errors(place.url):
+        attributes = _attributes_of_file(place)
     if attributes is not None and "seal" in facts_of(attributes):
-        check_seal(url, attributes)
+        check_seal(place, attributes)
         sealed = [name for name in ARRAYS if name in facts_of(attributes)["seal"]["arrays"]]
-        documents = {name: json.loads(read_small(url, f"{name}/zarr.json")) for name in sealed}
+        documents = {name: json.loads(place.read(f"{name}/zarr.json")) for name in sealed}
         if all(codec_of(json.dumps(document)) for document in documents.values()):
             return attributes, documents
-    return _read_by_zarr(url)
+    return _read_by_zarr(place)
 
 
-def _read_by_zarr(url: str) -> tuple[dict[str, Any], dict[str, Member]]:
+def _read_by_zarr(place: Location) -> tuple[dict[str, Any], dict[str, Member]]:
     """Read a group as `read`, by Zarr."""
     import zarr
 
-    group = _open_group(url)
-    with clear_zarr_errors(url):
+    group = _open_group(place)
+    with clear_zarr_errors(place.url):
         attributes = group.attrs.asdict()
-    check_seal(url, attributes)
+    check_seal(place, attributes)
     members: dict[str, Member] = {}
     for name in ARRAYS:
-        with clear_zarr_errors(url, name):
+        with clear_zarr_errors(place.url, name):
             if isinstance(member := group.get(name), zarr.Array):
                 members[name] = member
     return attributes, members
@@ -196,39 +187,39 @@ def array_of(url: str, name: str, member: Member, size: tuple[int, ...], table: 
     return from_zarr(url, name, member, size, table)
 
 
-def _check_is_there(url: str) -> None:
+def _check_is_there(place: Location) -> None:
     """Refuse a place where nothing is, and metadata files that are none."""
-    with clear_zarr_errors(url):
-        if not locations.exists(url):
-            raise MatrixError(f"{url}: there is no such matrix")
-        check_metadata_files(url)
+    with clear_zarr_errors(place.url):
+        if not place.exists():
+            raise MatrixError(f"{place}: there is no such matrix")
+        check_metadata_files(place)
 
 
-def _open_group(url: str) -> zarr.Group:
-    """Return the group at `url`; raise MatrixError if there is none, or its metadata are damaged."""
+def _open_group(place: Location) -> zarr.Group:
+    """Return the group at `place`; raise MatrixError if there is none, or its metadata are damaged."""
     import zarr
     from zarr.errors import ContainsArrayError, GroupNotFoundError
 
-    store = locations.open_store(url)
-    with clear_zarr_errors(url):
+    store = place.zarr_store()
+    with clear_zarr_errors(place.url):
         try:
             return zarr.open_group(store, mode="r", use_consolidated=False)
         except (GroupNotFoundError, ContainsArrayError, FileNotFoundError, NotADirectoryError) as error:
-            if is_array(url):
+            if is_array(place):
                 raise MatrixError(
-                    f"{url}: a dense array, and products read sparse matrices; `spdist import --dense {url} A.zarr` "
-                    f"stores its nonzeros"
+                    f"{place}: a dense array, and products read sparse matrices; `spdist import --dense {place} "
+                    f"A.zarr` stores its nonzeros"
                 ) from error
-            raise MatrixError(f"{url}: not a Zarr group; convert files with `spdist import`") from error
+            raise MatrixError(f"{place}: not a Zarr group; convert files with `spdist import`") from error
 
 
-def is_array(url: str) -> bool:
-    """Whether an array of Zarr is at `url`, and no group."""
-    check_metadata_files(url, ())
-    with clear_zarr_errors(url):
-        if locations.has(url, ".zarray"):
+def is_array(place: Location) -> bool:
+    """Whether an array of Zarr is at `place`, and no group."""
+    check_metadata_files(place, ())
+    with clear_zarr_errors(place.url):
+        if place.has(".zarray"):
             return True
-        document = json.loads(read_small(url, "zarr.json")) if locations.has(url, "zarr.json") else None
+        document = json.loads(place.read("zarr.json")) if place.has("zarr.json") else None
     return isinstance(document, dict) and document.get("node_type") == "array"
 
 
@@ -238,36 +229,31 @@ def facts_of(attributes: dict[str, Any]) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def check_seal(url: str, attributes: dict[str, Any]) -> None:
+def check_seal(place: Location, attributes: dict[str, Any]) -> None:
     """Compare the metadata of a group and its arrays with the digests in its seal, if it has one.
 
-    `attributes`: of the group.
     Raises `CorruptError` if metadata were changed since spdist wrote them; names the first such file.
     Raises `MatrixError` if a later spdist wrote the seal.
     """
-    for error in broken_seals(url, attributes):
+    for error in broken_seals(place, attributes):
         raise error
 
 
-def broken_seals(url: str, attributes: dict[str, Any]) -> Iterator[SpdistError]:
-    """Yield an error for each metadata file that was changed since spdist wrote it; `check_seal` describes them.
-
-    `url`: the group.
-    `attributes`: attributes of the group.
-    """
+def broken_seals(place: Location, attributes: dict[str, Any]) -> Iterator[SpdistError]:
+    """Yield an error for each metadata file that was changed since spdist wrote it; `check_seal` describes them."""
     seal = facts_of(attributes).get("seal")
     if seal is None:
         return
     if not isinstance(seal, dict) or _attributes_digest(attributes) != seal.get("group"):
         if isinstance(seal, dict) and isinstance(version := seal.get("version"), int) and version > SEAL_VERSION:
-            yield MatrixError(f"{url}: its seal has version {version}, not {SEAL_VERSION}: read it by a later spdist")
+            yield MatrixError(f"{place}: its seal has version {version}, not {SEAL_VERSION}: read it by a later spdist")
             return
-        yield _edited(f"{url}/zarr.json", "attributes are not")
+        yield _edited(f"{place}/zarr.json", "attributes are not")
         return
     for name, digests in seal["arrays"].items():
-        path = f"{url}/{name}/zarr.json"
+        path = f"{place}/{name}/zarr.json"
         try:
-            document = json.loads(read_small(url, f"{name}/zarr.json"))
+            document = json.loads(place.read(f"{name}/zarr.json"))
             if _document_digest(document) != digests["metadata"]:
                 yield _edited(path, "metadata are not")
         except PermissionError:
@@ -283,10 +269,7 @@ def _edited(path: str, what: str) -> CorruptError:
 
 
 def table_digest(attributes: dict[str, Any], name: str) -> str:
-    """Return the digest of the table of checksums of array `name`; empty if the group has no seal.
-
-    `attributes`: attributes of the group.
-    """
+    """Return the digest of the table of checksums of array `name`; empty if the group has no seal."""
     seal = facts_of(attributes).get("seal")
     return cast(str, seal["arrays"][name]["checksums"]) if seal else ""
 
@@ -351,8 +334,13 @@ def _provenance(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put_document(url: str, key: str, document: dict[str, Any]) -> None:
-    """Write a file of metadata as Zarr does."""
-    locations.put(url, key, json.dumps(document, indent=2).encode())
+    """Write a file of metadata."""
+    at(url).write(key, _as_json(document))
+
+
+def _as_json(document: dict[str, Any]) -> bytes:
+    """Return metadata as Zarr writes them."""
+    return json.dumps(document, indent=2).encode()
 
 
 def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dict[str, Any]) -> None:
@@ -361,7 +349,7 @@ def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dic
     `url`: must not exist.
     `arrays`: stored flattened; the shapes go to the attributes.
     """
-    location = locations.normalise(url)
+    location = normalise(url)
     begin(location, {})
     written = []
     for name, values in arrays.items():
@@ -382,15 +370,16 @@ def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]
     """
     import zarr
 
-    location = readable_place(locations.normalise(url))
-    attributes, _ = read(location)
+    location = readable_place(normalise(url))
+    place = at(location)
+    attributes, _ = read(place)
     with clear_zarr_errors(location):
         shapes: dict[str, list[int]] = dict(facts_of(attributes).get("shapes", {}))
-    check_metadata_files(location, tuple(shapes))
+    check_metadata_files(place, tuple(shapes))
     arrays = {}
     for name, shape in shapes.items():
         with clear_zarr_errors(location, name):
-            group = zarr.open_group(locations.open_store(location), mode="r", use_consolidated=False)
+            group = zarr.open_group(place.zarr_store(), mode="r", use_consolidated=False)
             array = from_zarr(location, name, cast("zarr.Array[Any]", group[name]), (), table_digest(attributes, name))
         values = np.array(array.read(0, array.length))
         with clear_zarr_errors(location):

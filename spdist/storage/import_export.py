@@ -28,13 +28,13 @@ from typing import Any, BinaryIO, Literal, Unpack, cast
 import numpy as np
 
 from spdist.errors import InputError, one_line
+from spdist.foundation.other_objects import refuse_other_objects
 from spdist.foundation.standard_output import STANDARD_OUTPUT, standard_output
 from spdist.foundation.units import counted
 from spdist.matrices.checks import is_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, index_dtype
-from spdist.matrices.other_objects import refuse_other_objects
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.atomic_replace import Progress, ignore_progress, staged_file, staged_matrix
 from spdist.storage.block_layout import BlockSize, as_numbers, natural_size, store_blocks
 from spdist.storage.chunked_array import CHUNK_LENGTH, new_array
@@ -51,6 +51,7 @@ from spdist.storage.formats.text import packing_of
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.names import AxisNames, names_in
 from spdist.storage.writer import ChunkBuffer
+from spdist.stores.registry import normalise
 
 logger = logging.getLogger("spdist")
 
@@ -146,7 +147,7 @@ def import_matrix(
     >>> import_matrix("poisson.mtx.gz", "poisson.zarr")  # doctest: +SKIP
     """
     given, inner = parted(_checked(source))
-    path = given if given == STANDARD_INPUT else locations.normalise(given)
+    path = given if given == STANDARD_INPUT else normalise(given)
     kind = format_of(path, str(source), format)
     options = ReadOptions(**cast(Any, read | ({} if labels is None else {"names": True})))
     kind.check(options, str(source))
@@ -215,7 +216,7 @@ def read_edges(
     Raises `InputError, MatrixError` As `import_matrix`.
     """
     given = str(source)
-    path = given if given == STANDARD_INPUT else locations.normalise(given)
+    path = given if given == STANDARD_INPUT else normalise(given)
     options = ReadOptions(**cast(Any, {"names": True} | read))
     kind = format_of(path, given, format)
     kind.check(options, given)

@@ -32,20 +32,17 @@ from pathlib import Path
 from uuid import uuid4
 
 from spdist.errors import InputError, SpdistError
-from spdist.storage import locations
-from spdist.storage.targets import replacement
-from spdist.storage.targets.lock_files import LocalFiles, LockFiles, lock_files
-from spdist.storage.targets.others import check_removable, not_removable
+from spdist.foundation.processes import writer_lives
 from spdist.storage.targets.owner import STALE_SECONDS, owner_from, this_process
-from spdist.storage.targets.processes import writer_lives
+from spdist.stores.lock_files import LockFiles
+from spdist.stores.names import FAMILY, family_of
+from spdist.stores.registry import at, check_writable, normalise
+from spdist.stores.removal import not_removable
 
 logger = logging.getLogger("spdist")
 
 HEARTBEAT_SECONDS = 5.0
 """Seconds between two heartbeats of a run that holds a lock."""
-
-NAME_BYTES = 255 - 85
-"""Bytes of the longest name of a local target: those of a file's name, less what names of files beside it add."""
 
 CLOCK_SECONDS = 60.0
 """Seconds that a heartbeat may lie in the future; beyond that somebody set the clock of the storage."""
@@ -71,7 +68,7 @@ class TargetLock:
         self.owner = this_process(uuid4().hex[:12])
         self.content = self.owner.to_bytes()
         self.path = f"{target}.spdist-lock"
-        self.files: LockFiles | None = None if locations.in_process(target) else lock_files(target)
+        self.files: LockFiles | None = at(target).lock_files()
         self.lost, self.depth, self.found = False, 1, list[str]()
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name=f"heartbeat of {self.path}", daemon=True)
@@ -90,7 +87,7 @@ class TargetLock:
 
     def adopt(self, place: str) -> None:
         """Keep the files of a dead run at a path, and all paths that belong to it: they are no longer removed."""
-        self.found = [p for p in self.found if p != place and not p.startswith(f"{place}{locations.FAMILY}")]
+        self.found = [p for p in self.found if p != place and not p.startswith(f"{place}{FAMILY}")]
 
     def stolen(self) -> SpdistError:
         """Return the error to raise if another run has taken the lock."""
@@ -98,15 +95,6 @@ class TargetLock:
             f"{self.target}: another run took the lock of this run ({self.run_id}), or the lock was deleted: this run "
             f"stops here and leaves what is at {self.target}"
         )
-
-    def _check_name(self) -> None:
-        """Refuse a name that leaves no room for those of the files beside it."""
-        size = len(os.fsencode(self.target.rpartition("/")[2]))
-        if locations.is_local(self.target) and size > NAME_BYTES:
-            raise InputError(
-                f"{self.target}: its name has {size} bytes, and files beside it have longer ones: choose a name of at "
-                f"most {NAME_BYTES} bytes"
-            )
 
     def acquire(self, *, steal: bool) -> None:
         """Create the lock, or take over the lock of a dead run.
@@ -117,7 +105,7 @@ class TargetLock:
         """
         if self.files is None:
             return
-        self._check_name()
+        at(self.target).check_name()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._create():
             content = self.files.read(self.path)
@@ -240,10 +228,9 @@ class TargetLock:
                     return
             except OSError as error:
                 problem = error
-        if isinstance(self.files, LocalFiles):
-            with contextlib.suppress(OSError):
-                self.files.delete_own(self.path, self.content)
-                return
+        with contextlib.suppress(OSError, NotImplementedError):
+            self.files.delete_own(self.path, self.content)
+            return
         assert problem is not None
         logger.warning("%s could not be removed (%s): remove it", self.path, problem.strerror or problem)
 
@@ -303,8 +290,8 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
     ...     inner is outer
     True
     """
-    target = locations.family_of(locations.normalise(url))
-    locations.check_writable(target)
+    target = family_of(normalise(url))
+    check_writable(target)
     with _guard:
         outer = _held.get(target)
         lock = outer or _held.setdefault(target, TargetLock(target))
@@ -321,11 +308,11 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
             outer.depth -= 1
         return
     try:
-        with locations.clear_of_remote_errors(target):
+        with at(target).clear_errors():
             lock.acquire(steal=steal)
         try:
             _recover(lock)
-            lock.found = locations.relatives(target)
+            lock.found = at(target).relatives()
             yield lock
         except (Exception, KeyboardInterrupt) as error:
             if lock.lost:
@@ -339,9 +326,11 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
 
 def _recover(lock: TargetLock) -> None:
     """Complete a replacement that a dead run began, unless what it takes is another user's."""
-    check_removable(*(place for place in locations.relatives(lock.target) if not place.startswith(lock.path)))
+    for place in at(lock.target).relatives():
+        if not place.startswith(lock.path):
+            at(place).check_removable()
     try:
-        replacement.recover(lock.target)
+        at(lock.target).recover()
     except PermissionError as error:
         raise not_removable(lock.target, why=str(error)) from error
 
@@ -352,7 +341,7 @@ def check_held(url: str) -> None:
     `url`: the target, normalised, or a path that its lock covers.
     Raises `SpdistError` if another run has the lock.
     """
-    lock = _held.get(locations.family_of(url))
+    lock = _held.get(family_of(url))
     if lock is not None:
         lock.check()
 
@@ -362,17 +351,17 @@ def is_held(url: str) -> bool:
 
     `url`: normalised.
     """
-    return locations.family_of(url) in _held
+    return family_of(url) in _held
 
 
 def replace(source: str, target: str) -> None:
     """Move a finished matrix to its target in one step, unless another run has taken the lock of the target.
 
-    `source, target`: as for `replacement.replace`.
+    `source, target`: as for `Location.replace_by`.
     Raises `SpdistError` if another run has the lock; nothing is replaced.
     """
     check_held(target)
-    replacement.replace(source, target)
+    at(target).replace_by(at(source))
 
 
 def remove_remains(target: str, keep: tuple[str, ...] = ()) -> None:
@@ -381,15 +370,13 @@ def remove_remains(target: str, keep: tuple[str, ...] = ()) -> None:
     `target`: normalised; or a path that belongs to the target, to remove only paths that begin with it.
     `keep`: paths to keep, with all paths that belong to them.
     """
-    lock = _held[locations.family_of(target)]
+    lock = _held[family_of(target)]
     removed = []
-    for place in [place for place in lock.found if place.startswith(f"{target}{locations.FAMILY}")]:
-        if not any(place == kept or place.startswith(f"{kept}{locations.FAMILY}") for kept in keep):
+    for place in [place for place in lock.found if place.startswith(f"{target}{FAMILY}")]:
+        if not any(place == kept or place.startswith(f"{kept}{FAMILY}") for kept in keep):
             lock.found.remove(place)
-            if not _in_use(lock, place) and locations.any_there(place):
-                locations.discard(place)
-                if locations.is_local(place) and locations.any_there(place):
-                    raise not_removable(place)
+            if not _in_use(lock, place) and at(place).lies_there():
+                at(place).clear()
                 removed.append(place)
     if removed:
         logger.warning("%s: removed what a run left that ended before it was done: %s", target, ", ".join(removed))
@@ -414,12 +401,12 @@ def readable_place(url: str) -> str:
     allowed, the place of the matrix that is whole.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (place := replacement.whole_place(url)) != url and locations.is_local(url):
+    while (place := at(url).whole_place()) != url and at(url).may_recover():
         try:
             with hold_target(url):
                 pass
         except (InputError, OSError):  # a run that lives is replacing the matrix just now; or no right to write here
-            if time.monotonic() > deadline or not os.access(locations.local_path(url).parent, os.W_OK):
+            if time.monotonic() > deadline:
                 return place
             time.sleep(0.05)
     return place

@@ -37,12 +37,13 @@ from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
 from spdist.matrices.hooks import load
 from spdist.shown import without_secrets
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
 from spdist.storage.lock import readable_place
 from spdist.storage.names.names import AxisNames, NameArray
 from spdist.storage.names.of_matrix import names_of
+from spdist.stores.registry import at, normalise
 
 READ_CHUNKS = 2
 """Zarr chunks of each array that one read of scattered rows decodes at a time."""
@@ -438,8 +439,8 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     >>> open_matrix("memory://A.zarr").shape
     (3, 3)
     """
-    url = readable_place(locations.normalise(url))
-    attributes, members = groups.read(url)
+    url = readable_place(normalise(url))
+    attributes, members = groups.read(at(url))
     facts = attributes.get("spdist", {})
     if not isinstance(facts, dict):
         raise _damaged(url, "the attribute 'spdist'", facts)

@@ -14,7 +14,6 @@ from spdist.errors import MatrixError
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array
-from spdist.storage import locations
 from spdist.storage.atomic_replace import Stage, ignore_progress, staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.foreign import versions
@@ -22,6 +21,7 @@ from spdist.storage.matrix import StoredMatrix, open_matrix, refuse_blocks
 from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
+from spdist.stores.registry import at
 
 
 @versions.watched()
@@ -202,9 +202,9 @@ def transposed_copy(m: StoredMatrix, place: str) -> Iterator[StoredMatrix]:
     `place`: A path or an fsspec URL; anything there, left by a process that was killed, is deleted first.
     Yields the transpose, without names; deleted when the block is left.
     """
-    locations.discard(place)
+    at(place).discard()
     try:
         yield transpose(m, place, names=False)
     finally:
-        if locations.exists(place):
-            locations.remove(place)
+        if at(place).exists():
+            at(place).remove()

@@ -12,7 +12,7 @@ import numpy as np
 
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, blocksize, check_dtype, index_dtype
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.checksums import Checksums
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, new_array
 from spdist.storage.foreign import versions
@@ -20,6 +20,7 @@ from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.names import ARRAYS as NAME_ARRAYS
 from spdist.storage.names.names import NO_NAMES, PIECE_BYTES, AxisNames
+from spdist.stores.registry import normalise
 
 
 def chunk_of(dtype: np.dtype[Any]) -> int:
@@ -146,7 +147,7 @@ class MatrixWriter:
         self, url: str | Path, ncols: int, dtype: np.dtype[Any], facts: dict[str, Any], names: AxisNames = NO_NAMES
     ) -> None:
         dtype = check_dtype(np.dtype(dtype))
-        self.layout = Layout(locations.normalise(url), int(ncols), dtype, chunk_of(dtype))
+        self.layout = Layout(normalise(url), int(ncols), dtype, chunk_of(dtype))
         self.facts, self.names, self.nrows, self.nnz = facts, names, 0, 0
         self._offsets: ChunkBuffer | None = None
         self._entries: tuple[ChunkBuffer, ChunkBuffer] | None = None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from spdist.errors import MatrixError, SpdistError
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.checksums import NOTE
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.of_matrix import named_arrays, open_names
+from spdist.stores.names import FAMILY
+from spdist.stores.registry import at
 
 LISTED = 30
 """Problems of one kind that are named at most; further ones are counted."""
@@ -91,7 +92,7 @@ def check(url: str, progress: Callable[[int, int], None] = lambda done, total: N
     facts, matrix = groups.facts_of(attributes), None
     if facts.get("state") == "unfinished":
         problems.add(iter([f"{url}: unfinished; finish it with `spdist multiply A B {url} --resume`"]))
-    elif not problems.add(str(error) for error in groups.broken_seals(url, attributes)):
+    elif not problems.add(str(error) for error in groups.broken_seals(at(url), attributes)):
         matrix = _open(url, attributes, problems)
     if matrix is not None:
         _check_content(matrix, problems, progress)
@@ -124,10 +125,9 @@ def _check_content(matrix: StoredMatrix, problems: _Problems, progress: Callable
         start = done
         damaged.append(problems.add(_damage(array, lambda k, start=start: progress(start + k, total))))  # type: ignore[misc]
         done += array.nchunks
-        if array.table and locations.is_local(array.url):
+        if array.table:
             problems.add(_strays(array))
-    if locations.is_local(matrix.url):
-        problems.add(_remains_inside(matrix.url))
+    problems.add(_remains_inside(matrix.url))
     if not any(damaged[:2]):
         try:
             matrix.check()
@@ -161,27 +161,22 @@ def _problem(array: ChunkedArray, k: int, last: int) -> str | None:
 
 def _strays(array: ChunkedArray) -> Iterator[str]:
     """Yield a line for each foreign file in an array's folder."""
-    folder = f"{locations.local_path(array.url)}"
-    for place, _, names in os.walk(f"{folder}/{array.name}"):
-        for name in sorted(names):
-            key = os.path.relpath(f"{place}/{name}", folder)
-            k = array.files.number(key)
-            if (k is None or k >= array.nchunks) and key not in (f"{array.name}/zarr.json", f"{array.name}/{NOTE}"):
-                yield f"{folder}/{key}: is no file of array '{array.name}'; remove it if no run needs it"
+    for key in array.location.keys_below(array.name):
+        k = array.files.number(key)
+        if (k is None or k >= array.nchunks) and key not in (f"{array.name}/zarr.json", f"{array.name}/{NOTE}"):
+            yield f"{array.url}/{key}: is no file of array '{array.name}'; remove it if no run needs it"
 
 
 def _remains_inside(url: str) -> Iterator[str]:
     """Yield a line for each file that a run left in a finished matrix."""
-    for name in sorted(path.name for path in locations.local_path(url).iterdir()):
+    for name in at(url).names():
         if name in REMAINS or name.endswith(".partial"):
             yield f"{url}/{name}: left by a run that died; remove it if no run is at work"
 
 
 def _remains_next_to(url: str) -> Iterator[str]:
     """Yield a line for each file or folder of a dead run next to the matrix."""
-    place = locations.local_path(url)
-    if not locations.is_local(url) or not place.parent.is_dir():
-        return
-    for name in sorted(path.name for path in place.parent.iterdir()):
-        if name.startswith(f"{place.name}.spdist-"):
-            yield f"{place.parent}/{name}: left by a run that died; remove it if no run is at work"
+    parent, _, own = url.rpartition("/")
+    for name in at(parent or "/").names():
+        if name.startswith(f"{own}{FAMILY}"):
+            yield f"{parent}/{name}: left by a run that died; remove it if no run is at work"

@@ -63,9 +63,9 @@ def test_no_reader_meets_half_of_a_deleted_matrix(tmp_path, name):
     place = tmp_path / "D.zarr.spdist-step-1"
     spdist.save(place, GRAPH)
     script = f"""import os, shutil
-from spdist.storage import locations
+from spdist.stores.registry import at
 shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), 9)
-locations.{name}({str(place)!r})"""
+at({str(place)!r}).{name}()"""
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
     assert not place.exists()
     (left,) = tmp_path.iterdir()
@@ -77,7 +77,7 @@ locations.{name}({str(place)!r})"""
 def test_triangles_leave_nothing_in_their_folder(stored, tmp_path, capsys):
     stored("G", GRAPH)
     command = ["triangles", tmp_path / "G.zarr", "--folder", tmp_path / "shared", "--json"]
-    for where in ("spdist.storage.external_sort.RowSorter.blocks", "spdist.storage.locations.shutil.rmtree"):
+    for where in ("spdist.storage.external_sort.RowSorter.blocks", "spdist.stores.removal.shutil.rmtree"):
         killed(where, 1, "before", *command)
         assert list((tmp_path / "shared").iterdir())
     assert cli.main([*map(str, command)]) == 0

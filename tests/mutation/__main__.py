@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.trials import ROOT, Coverage, Verdict, Workplace, measure_coverage
 
-FOLDERS = ("scheduler", "storage", "verification", "jobs", "applications", "matrices")
+FOLDERS = ("scheduler", "stores", "storage", "verification", "jobs", "applications", "matrices")
 """Folders of spdist in which mutants are planted by default."""
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from spdist.errors import InputError
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
-from spdist.storage import external_sort, groups, locations
+from spdist.storage import external_sort, groups
 from spdist.storage import generators as module
 from spdist.storage.generators import KINDS, generate
 from spdist.storage.matrix import StoredMatrix
+from spdist.stores.registry import at
 
 SMALL = {
     "poisson": {"dims": (4, 5, 6)},
@@ -183,7 +184,7 @@ def test_memory_url_and_progress():
     assert calls[-1] == (298, 298)
     with pytest.raises(InputError, match="already exists"):
         generate("banded", url, n=100)
-    locations.remove(url)
+    at(url).remove()
 
 
 @pytest.mark.parametrize(

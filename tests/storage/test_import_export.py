@@ -24,12 +24,13 @@ from hypothesis import strategies as st
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.storage import external_sort, import_export, locations
+from spdist.storage import external_sort, import_export
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.formats import compressed_rows, matrix_market, npz
 from spdist.storage.import_export import export_matrix, import_matrix
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
+from spdist.stores.registry import at
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding")
 
@@ -564,7 +565,7 @@ def test_failure_leaves_nothing(tmp_path, monkeypatch, error, where, url):
     with pytest.raises(SpdistError if full else type(error), match="the disk is full" if full else None):
         import_matrix(tmp_path / "a.npz", target, bucket_bytes=1000)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.npz"]
-    assert not locations.exists(str(target))
+    assert not at(str(target)).exists()
 
 
 def test_progress_rises_to_its_total(tmp_path):

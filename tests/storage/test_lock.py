@@ -20,14 +20,15 @@ import scipy.sparse as sp
 import spdist
 from spdist.api import products as api
 from spdist.errors import InputError, SpdistError
+from spdist.foundation.processes import process_start
 from spdist.storage import lock
 from spdist.storage.atomic_replace import staged_file, staged_matrix
 from spdist.storage.lock import TargetLock, hold_target
 from spdist.storage.matrix import open_matrix
-from spdist.storage.targets.lock_files import LocalFiles, RemoteFiles
 from spdist.storage.targets.owner import owner_from, this_process
-from spdist.storage.targets.processes import process_start
 from spdist.storage.transpose import transpose
+from spdist.stores import local
+from spdist.stores.lock_files import LocalFiles, RemoteFiles
 
 EYE = sp.eye_array(3, format="csr")
 HOLD = """
@@ -161,12 +162,12 @@ def test_a_heartbeat_in_the_future_is_told(tmp_path):
 
 
 def test_the_longest_name_leaves_nothing_behind(tmp_path):
-    target = tmp_path / ("ü" * (lock.NAME_BYTES // 2))
+    target = tmp_path / ("ü" * (local.NAME_BYTES // 2))
     api.save(target, EYE)
     api.save(target, EYE, overwrite=True)
     assert names(tmp_path) == {target.name}
     with pytest.raises(InputError, match=r"its name has 171 bytes, .* at most 170 bytes"):
-        api.save(tmp_path / ("x" * (lock.NAME_BYTES + 1)), EYE)
+        api.save(tmp_path / ("x" * (local.NAME_BYTES + 1)), EYE)
     assert names(tmp_path) == {target.name}
 
 
@@ -429,8 +430,7 @@ class IgnoresConditions:
 
 def test_of_two_runs_on_a_store_that_ignores_conditions_one_has_the_lock():
     for rival, mine in ((None, True), (b"the other's", False)):
-        files = RemoteFiles("memory://C.zarr")
-        files._fs = IgnoresConditions(rival)
+        files = RemoteFiles(IgnoresConditions(rival), is_exclusive=True)
         assert files.create("memory://C.zarr.spdist-lock", b"mine") is mine
         assert not files.create("memory://C.zarr.spdist-lock", b"a third one's")
 

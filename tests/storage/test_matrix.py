@@ -21,11 +21,12 @@ from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import index_dtype
-from spdist.storage import chunked_array, groups, locations
+from spdist.storage import chunked_array, groups
 from spdist.storage.chunked_array import new_array
 from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import ChunkBuffer, MatrixWriter
+from spdist.stores.registry import at, normalise
 from tests.conftest import random_matrix
 from tests.support.seals import without_seal
 
@@ -129,8 +130,8 @@ def test_memory_store():
     stored = write("memory://storage-test/a.zarr", matrix)
     assert_same(open_matrix("memory://storage-test/a.zarr").rows(0, 70), matrix)
     assert len(stored.fingerprint()) == 32
-    locations.remove("memory://storage-test/a.zarr")
-    assert not locations.exists("memory://storage-test/a.zarr")
+    at("memory://storage-test/a.zarr").remove()
+    assert not at("memory://storage-test/a.zarr").exists()
 
 
 def test_row_blocks_cover_every_row_once(stored):
@@ -350,10 +351,10 @@ def test_fingerprint_finds_missing_and_changed_chunks(stored, name, place):
 def test_missing_chunk_in_memory_store(name):
     url = "memory://storage-test/gone.zarr"
     stored = write(url, random_csr(200, 100, 1500))
-    locations.delete(url, getattr(stored, name).key(1))
+    at(url).delete(getattr(stored, name).key(1))
     with pytest.raises(CorruptError, match=rf"chunk 1 of array '{name}'"):
         stored.fingerprint()
-    locations.remove(url)
+    at(url).remove()
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -411,9 +412,9 @@ def test_not_a_matrix(tmp_path):
     anndata.io.write_elem(zarr.open_group(tmp_path / "csc.zarr", mode="w"), "/", matrix.tocsc())
     with pytest.raises(MatrixError, match="stored by columns"):
         open_matrix(tmp_path / "csc.zarr")
-    assert locations.normalise(f"local://{tmp_path}/x/") == str(tmp_path / "x")
+    assert normalise(f"local://{tmp_path}/x/") == str(tmp_path / "x")
     with pytest.raises(InputError, match="no file system"):
-        locations.open_store("nosuchprotocol://a")
+        at("nosuchprotocol://a").zarr_store()
 
 
 @pytest.mark.parametrize("dtype", ["f2", "M8[s]", "V4"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import numpy as np
@@ -11,9 +12,10 @@ from obstore.store import MemoryStore
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ZstdCodec
 from zarr.storage import ObjectStore
 
-from spdist.storage.objects import chunks as object_chunks
-from spdist.storage.objects import service
-from spdist.storage.objects.chunks import of_array
+from spdist.storage.direct import object_chunks
+from spdist.storage.direct.chunks import codec_of
+from spdist.storage.direct.object_chunks import ObjectChunks
+from spdist.stores import service
 
 CHUNK, COUNT = 1000, 5
 BLOSC = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=8)
@@ -25,6 +27,11 @@ def new_array(dtype="f8", inner=(), compressors=CODECS, **kwargs) -> zarr.Array:
         ObjectStore(MemoryStore()), name="data", shape=(CHUNK * COUNT, *inner), chunks=(CHUNK, *inner), dtype=dtype,
         compressors=compressors and list(compressors), fill_value=0, config={"write_empty_chunks": True}, **kwargs,
     )  # fmt: skip
+
+
+def of_array(array: zarr.Array) -> ObjectChunks | None:
+    codec = codec_of(json.dumps(array.metadata.to_dict()))
+    return codec and ObjectChunks(array.store_path.store.store, codec)
 
 
 def keys(inner=()) -> list[str]:

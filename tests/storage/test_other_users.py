@@ -13,7 +13,8 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist.storage.targets import others
+from spdist.stores import removal
+from spdist.stores.local import LocalLocation
 
 ROOT = Path(__file__).parents[2]
 IS_ROOT = os.geteuid() == 0
@@ -96,7 +97,7 @@ def test_the_matrix_of_another_user_is_not_replaced(open_folder):
 
 def test_what_the_system_does_not_remove_is_refused_too(tmp_path, monkeypatch):
     """As NFS does for root: permissions look right, and the removal fails."""
-    monkeypatch.setattr("spdist.storage.locations.discard", lambda url: None)
+    monkeypatch.setattr(LocalLocation, "discard", lambda self: None)
     spdist.save(tmp_path / "A.zarr", sp.eye_array(3, format="csr"))
     (tmp_path / "C.zarr.spdist-new").mkdir()
     with pytest.raises(spdist.InputError, match=r"C\.zarr\.spdist-new, of user .*, cannot be removed"):
@@ -105,5 +106,5 @@ def test_what_the_system_does_not_remove_is_refused_too(tmp_path, monkeypatch):
 
 
 def test_owners_without_names(tmp_path):
-    assert others.owner_of(tmp_path / "none") == "unknown"
-    assert others.owner_of(tmp_path) == tmp_path.owner()
+    assert removal.owner_of(tmp_path / "none") == "unknown"
+    assert removal.owner_of(tmp_path) == tmp_path.owner()

@@ -14,11 +14,15 @@ import scipy.sparse as sp
 import spdist
 from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, MatrixError
-from spdist.storage import locations, lock, notes
+from spdist.storage import lock
 from spdist.storage.lock import hold_target
 from spdist.storage.matrix import open_matrix
-from spdist.storage.targets import replacement
 from spdist.storage.targets.owner import Owner
+from spdist.stores import folder_replacement as replacement
+from spdist.stores import location
+from spdist.stores.local import LocalLocation
+from spdist.stores.location import Location
+from spdist.stores.registry import at
 from tests.storage.test_lock import killed_at, names
 
 OLD, NEW = sp.eye_array(3, format="csr"), 2 * sp.eye_array(3, format="csr")
@@ -41,7 +45,7 @@ def test_a_folder_is_replaced_whole(tmp_path, way):
     api.save(target, OLD)
     new = api.save(tmp_path / "C.zarr.spdist-new", NEW)
     (tmp_path / "C.zarr.spdist-old" / "left").mkdir(parents=True)
-    replacement.replace(new.url, str(target))
+    at(str(target)).replace_by(at(new.url))
     assert value(target) == 2
     assert names(tmp_path) == {"C.zarr"}
     assert not (target / replacement.NOTE).exists()
@@ -56,7 +60,7 @@ def test_the_exchange_is_used_here(tmp_path):
 
 def test_a_matrix_is_on_the_disk_before_it_replaces_another(tmp_path, monkeypatch):
     target, synced = tmp_path / "C.zarr", list[float]()
-    monkeypatch.setattr(notes, "sync_disk", lambda staged: synced.append(value(staged)))
+    monkeypatch.setattr(LocalLocation, "sync_disk", lambda staged: synced.append(value(staged.url)))
     api.save(target, OLD)
     assert not synced
     api.save(target, NEW, overwrite=True)
@@ -75,7 +79,7 @@ def test_an_error_that_passes_leaves_no_old_matrix(tmp_path, way, monkeypatch, c
     api.save(target, OLD)
     new = api.save(tmp_path / "C.zarr.spdist-new", NEW)
     monkeypatch.setattr(os, "scandir", fail_once)
-    replacement.replace(new.url, str(target))
+    at(str(target)).replace_by(at(new.url))
     assert failed
     assert value(target) == 2
     assert names(tmp_path) == {"C.zarr"}
@@ -86,7 +90,7 @@ def test_a_replacement_that_fails_leaves_the_old_matrix(tmp_path, way, monkeypat
     target = tmp_path / "C.zarr"
     api.save(target, OLD)
     with pytest.raises(FileNotFoundError):
-        replacement.replace(f"{target}.spdist-none", str(target))
+        at(str(target)).replace_by(at(f"{target}.spdist-none"))
     assert value(target) == 1
 
 
@@ -98,7 +102,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_matrix(tmp_path, way, so
 
     def replace() -> None:
         with hold_target(target):
-            replacement.replace(str(target.parent / source), str(target))
+            at(str(target)).replace_by(at(str(target.parent / source)))
 
     kept, target = tmp_path / "kept", tmp_path / "here" / "C.zarr"
     target.parent.mkdir()
@@ -186,16 +190,16 @@ def kill_while_replacing(folder: str, step: int) -> bool:
     api.save(target, OLD, overwrite=True)
     api.save(source, NEW, overwrite=True)
     with pytest.MonkeyPatch.context() as patch:
-        find, dying = locations.file_system, []
+        find, dying = Location.file_system, []
 
-        def file_system(url: str):
-            fs, path = find(url)
+        def file_system(location: Location):
+            fs, path = find(location)
             dying[:] = dying or [Dying(fs, step)]
             return dying[0], path
 
-        patch.setattr(locations, "file_system", file_system)
+        patch.setattr(Location, "file_system", file_system)
         try:
-            replacement.replace(source, target)
+            at(target).replace_by(at(source))
         except Killed:
             return True
     return False
@@ -213,7 +217,7 @@ def check_after_kills(folder: str) -> None:
             assert open_matrix(target).url == target
             lock.remove_remains(target)
         assert value(target) == read
-        assert not [place for place in locations.relatives(target) if "spdist-lock" not in place]
+        assert not [place for place in at(target).relatives() if "spdist-lock" not in place]
         seen.append(read)
     assert seen == sorted(seen) == [1.0] + [2.0] * (len(seen) - 1)
     assert len(seen) > 4
@@ -256,7 +260,7 @@ def test_matrices_in_s3_are_saved_and_overwritten(bucket, tmp_path, scheduler):
     for _ in range(2):
         api.multiply(a.url, a.url, f"{bucket}/C.zarr", overwrite=True, scheduler=scheduler)
     assert value(f"{bucket}/C.zarr") == 1
-    assert locations.relatives(a.url) == []
+    assert at(a.url).relatives() == []
 
 
 def test_a_kill_at_any_request_to_s3_leaves_the_old_or_the_new_matrix(bucket):
@@ -280,7 +284,7 @@ def test_a_lock_in_s3(bucket, monkeypatch):
         with pytest.raises(spdist.SpdistError, match="another run took the lock"):
             held.check()
     other.release()
-    assert locations.relatives(target) == []
+    assert at(target).relatives() == []
 
 
 @pytest.mark.parametrize("what", ["no credentials", "no bucket", "no answer"])
@@ -293,7 +297,7 @@ def test_a_storage_that_cannot_be_used_is_told_in_a_line(bucket, what, monkeypat
             silent.bind(("127.0.0.1", 0))
             silent.listen()
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-            monkeypatch.setattr(locations, "REMOTE_SECONDS", 1.0)
+            monkeypatch.setattr(location, "REMOTE_SECONDS", 1.0)
         if what == "no credentials":
             for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
                 monkeypatch.delenv(name)

@@ -14,9 +14,10 @@ from moto.server import ThreadedMotoServer
 
 import spdist
 from spdist.scheduler.planner import planner
-from spdist.storage import locations, notes
+from spdist.storage import notes
 from spdist.storage.foreign import versions
-from spdist.storage.objects import credentials, service
+from spdist.stores import credentials, service
+from spdist.stores.registry import at
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.support.failing_proxy import FailingProxy
@@ -140,7 +141,7 @@ def test_objects_of_google(proxy, monkeypatch):
 
 def test_without_obstore_fsspec_serves(proxy, monkeypatch):
     monkeypatch.setattr(service, "opens", lambda url: False)
-    assert type(locations.open_store("s3://failing/A.zarr")).__name__ == "FsspecStore"
+    assert type(at("s3://failing/A.zarr").zarr_store()).__name__ == "FsspecStore"
     assert spdist.save("s3://failing/B.zarr", sp.eye_array(3), overwrite=True).nnz == 3
 
 
@@ -179,4 +180,4 @@ def test_an_operand_that_is_rewritten_meanwhile_is_named(proxy):
     spdist.multiply(a, a, "s3://failing/W.zarr", overwrite=True)
     with pytest.raises(spdist.CorruptError, match=r"A.zarr was rewritten .*Zarr chunk 0 of array 'data'"):
         spdist.multiply(a, a, "s3://failing/V.zarr", callbacks=spdist.Callbacks(planned=rewrite))
-    assert not locations.exists("s3://failing/V.zarr")
+    assert not at("s3://failing/V.zarr").exists()

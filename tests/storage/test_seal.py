@@ -16,11 +16,13 @@ import zarr
 from spdist.api import products as api
 from spdist.errors import CorruptError, MatrixError, SpdistError
 from spdist.matrices.csr import from_scipy
-from spdist.storage import checksums, groups, locations
+from spdist.storage import checksums, groups
 from spdist.storage.checksums import Checksums
 from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import Layout, MatrixWriter, finish_matrix
+from spdist.stores.names import BATCH
+from spdist.stores.registry import at
 from tests.conftest import random_matrix
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding", "ignore::anndata.OldFormatWarning")
@@ -248,9 +250,9 @@ def test_other_readers_read_it_without_a_word(matrix):
 
 def test_tables_of_several_batches(tmp_path):
     stored = write(tmp_path / "a.zarr", random_matrix(200, 40, 5, 1), 1)
-    assert stored.data.nchunks > 3 * checksums.BATCH
+    assert stored.data.nchunks > 3 * BATCH
     stored.fingerprint()
-    victim = 2 * checksums.BATCH + 5
+    victim = 2 * BATCH + 5
     (Path(stored.url) / stored.data.key(victim)).unlink()
     with pytest.raises(CorruptError, match=f"Zarr chunk {victim} of array 'data'"):
         stored.fingerprint()
@@ -275,8 +277,8 @@ def test_bytes_of_tables():
 def test_remote_chunks_are_compared_too():
     url = "memory://seal-test/a.zarr"
     stored = api.save(url, random_matrix(200, 150, 6, 1), overwrite=True)
-    raw = checksums.read_small(url, "data/c/0")
-    locations.put(url, "data/c/0", raw[:-1] + bytes([raw[-1] ^ 1]))
+    raw = at(url).read("data/c/0")
+    at(url).write("data/c/0", raw[:-1] + bytes([raw[-1] ^ 1]))
     with pytest.raises(CorruptError, match="Zarr chunk 0 of array 'data'"):
         stored.fingerprint()
 
@@ -286,12 +288,12 @@ def test_remote_chunks_are_compared_as_they_are_read(changed):
     url = f"memory://seal-test/{changed}.zarr"
     stored = write(url, random_matrix(200, 150, 6, 1))
     keys = [stored.data.key(k) for k in (0, 1)]
-    raw = [checksums.read_small(url, key) for key in keys]
+    raw = [at(url).read(key) for key in keys]
     if changed == "old":
         other = write("memory://seal-test/other.zarr", random_matrix(200, 150, 6, 2))
-        raw = [checksums.read_small(other.url, key) for key in reversed(keys)]
+        raw = [at(other.url).read(key) for key in reversed(keys)]
     for key, content in zip(keys, reversed(raw), strict=True):
-        locations.put(url, key, content)
+        at(url).write(key, content)
     said = "is in another's place: it is Zarr chunk 1" if changed == "swapped" else "is not the one that was written"
     with pytest.raises(CorruptError, match=rf"Zarr chunk 0 of array 'data' .* {said}"):
         open_matrix(url).rows(0, 200)

@@ -14,6 +14,8 @@ from spdist.errors import CorruptError
 from spdist.storage.foreign import versions
 from spdist.storage.foreign.checked import checked
 from spdist.storage.matrix import open_matrix
+from spdist.stores import local
+from spdist.stores.registry import at
 from tests.conftest import random_matrix
 from tests.storage.test_foreign import write
 
@@ -55,20 +57,21 @@ def test_a_file_of_the_same_size_and_time_of_modification_shows(tmp_path):
 
 def test_a_file_that_is_put_in_the_place_of_another_shows(tmp_path):
     """As a change of its number, even where a file system gives all files one time."""
-    files = open_matrix(write(tmp_path / "A.zarr", M)).data.files
-    before = versions._versions_of_files(files, 2)[0]
+    place, keys = at(str(write(tmp_path / "A.zarr", M))), ["data/c/0", "data/c/1"]
+    before, _ = place.versions(keys)
     path = tmp_path / "A.zarr" / "data" / "c" / "1"
     (tmp_path / "other").write_bytes(path.read_bytes())
     (tmp_path / "other").rename(path)
-    assert (versions._versions_of_files(files, 2)[0] == before).tolist() == [True, False]
+    after, _ = place.versions(keys)
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False]
 
 
 def test_a_file_is_as_new_as_its_last_change_of_any_kind(tmp_path):
     """A time of modification that somebody set back does not make it older."""
-    files = open_matrix(write(tmp_path / "A.zarr", M)).data.files
+    place = write(tmp_path / "A.zarr", M)
     path = tmp_path / "A.zarr" / "data" / "c" / "0"
     os.utime(path, (0, 0))
-    assert versions._versions_of_files(files, 1)[1].tolist() == [path.stat().st_ctime_ns]
+    assert at(str(place)).version_and_time("data/c/0")[1] == path.stat().st_ctime_ns
 
 
 def test_digests_decide_where_times_cannot_tell(tmp_path, monkeypatch):
@@ -85,7 +88,7 @@ def test_digests_decide_where_times_cannot_tell(tmp_path, monkeypatch):
 
 
 def test_times_tell_if_files_are_older_than_the_first_look(tmp_path, monkeypatch):
-    monkeypatch.setattr(versions, "SAME_TIME_NS", -(10**12))
+    monkeypatch.setattr(local, "SAME_TIME_NS", -(10**12))
     assert versions._versions_of(open_matrix(write(tmp_path / "A.zarr", M))).can_tell
 
 

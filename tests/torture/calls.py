@@ -38,6 +38,7 @@ CHANGES = {"open", "write", "fsync", "syncfs", "rename", "unlink", "mkdir"}
 WRITERS = (
     *(f"spdist.scheduler.execution.{name}" for name in ("driver", "journal", "recovery", "unfinished")),
     "spdist.storage",
+    "spdist.stores",
     "spdist.jobs",
 )
 """Modules at whose points power is lost."""

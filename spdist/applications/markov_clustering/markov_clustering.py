@@ -19,8 +19,8 @@ from spdist.foundation.units import check_count
 from spdist.jobs.report import Callbacks
 from spdist.options import EngineKeywords, ExecutionOptions, TaskKeywords, lists_keywords, options_of
 from spdist.options import select as selected
-from spdist.storage import locations
 from spdist.storage.foreign import versions
+from spdist.stores.registry import normalise
 
 
 @lists_keywords(TaskKeywords)
@@ -121,7 +121,7 @@ def markov_clustering(
                 out = stack.enter_context(in_folder())
             identity = f"markov_clustering {loaded.matrix.fingerprint()} {rules.identity()}"
             where = stack.enter_context(kept_workers(keywords))
-            steps = StoredIteration(locations.normalise(out), identity)
+            steps = StoredIteration(normalise(out), identity)
             stored = StoredWalks(steps, rules, {**where, "callbacks": callbacks})
             found = stored.cluster(loaded.matrix, resume=keywords.get("resume", False))
         clustering = replace(found, names=loaded.names if keywords.get("names", True) else None)

@@ -17,11 +17,11 @@ from spdist.applications.markov_clustering.walks import finished, stochastic
 from spdist.applications.operands import parts
 from spdist.applications.steps import StoredIteration
 from spdist.matrices.dtypes import Int64Array
-from spdist.storage import locations
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
+from spdist.stores.registry import at
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class StoredWalks:
         lost = [start + pruning.rows_below_recovery(rows) for start, rows in parts(rows_of_all)]
         again = self._expand_again(step, before, np.concatenate(lost)) if sum(map(len, lost)) else None
         facts: dict[str, Any] = {"chaos": 0.0}
-        locations.discard(self.steps.place(step))  # begun by a run that was killed
+        at(self.steps.place(step)).discard()  # begun by a run that was killed
         writer, done = MatrixWriter(self.steps.place(step), before.ncols, DTYPE, facts), 0
         for (start, rows), numbers in zip(parts(rows_of_all), lost, strict=True):
             if again is not None and len(numbers):
@@ -85,10 +85,10 @@ class StoredWalks:
         """Store the rows that lost too much mass, with all candidates for recovery."""
         some, again = (self.steps.place(step, suffix) for suffix in ("-poor", "-recovered"))
         for place in (some, again):
-            locations.discard(place)
+            at(place).discard()
         writer = MatrixWriter(some, before.ncols, DTYPE, {})
-        for at in range(0, len(numbers), 1 << 14):
-            writer.append(before.take(numbers[at : at + (1 << 14)]))
+        for first in range(0, len(numbers), 1 << 14):
+            writer.append(before.take(numbers[first : first + (1 << 14)]))
         rows = writer.close()
         api.multiply(rows, before, again, **self.rules.pruning.of_recovery(), **self.options)
         return open_matrix(again)

@@ -30,7 +30,7 @@ from spdist.scheduler.executors.dask import DaskExecutor
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest
-from spdist.storage.locations import in_process
+from spdist.stores.registry import at
 
 
 @contextlib.contextmanager
@@ -145,8 +145,7 @@ def _wait_for(kernels: Future[None] | None, supervisor: Supervisor) -> None:
 
 def _is_local(request: PlanRequest, target: str) -> bool:
     """Whether only this process sees an operand, the mask or C."""
-    mask = request.spec.mask
-    return any(in_process(url) for url in (request.a.url, request.b.url, target, "" if mask is None else mask.url))
+    return request.in_process or at(target).is_private
 
 
 def _plan_in_background(source: PlanSource, readers: RemoteReaders | None) -> Future[Plan]:

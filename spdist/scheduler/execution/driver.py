@@ -26,9 +26,9 @@ from spdist.scheduler.execution.stages import CommitTarget
 from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks, add_totals
 from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, SharedChunks
 from spdist.scheduler.planner.plan import Plan
-from spdist.storage import locations
 from spdist.storage.checksums import Checksums
 from spdist.storage.writer import Layout
+from spdist.stores.names import family_of
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def execute(
     Raises `SpdistError` if a stage failed. Durable rows stay, and the journal says how many they are.
     """
     journal = Journal(layout)
-    title, row = locations.family_of(layout.url), journal.checkpoint.row
+    title, row = family_of(layout.url), journal.checkpoint.row
     with (
         executor.running(draft, plan, layout.url, callbacks.timed),
         announced_run(executor, draft, plan, callbacks, title, row) as (reports, announcer),

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from spdist.foundation.engines import GPU_ENGINES
 from spdist.matrices.dtypes import number_dtype
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, Operand
-from spdist.storage.locations import in_process
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
+from spdist.stores.registry import at
 
 
 class CastBytes(NamedTuple):
@@ -64,7 +64,7 @@ class PlanRequest:
     @property
     def in_process(self) -> bool:
         """Whether a matrix is in this process's memory, where other processes do not see it."""
-        return any(in_process(m.url) for m in (self.a, self.b, self.spec.mask) if m is not None)
+        return any(at(m.url).is_private for m in (self.a, self.b, self.spec.mask) if m is not None)
 
     @property
     def cast_bytes(self) -> CastBytes:

@@ -19,10 +19,10 @@ from spdist.scheduler.planner.memory import block_budget
 from spdist.scheduler.planner.plan import Operand, gpu_staging
 from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.tuning import PlannerTuning
-from spdist.storage.locations import in_object_store
+from spdist.storage.direct.object_chunks import BYTES_AT_ONCE, most_moving
 from spdist.storage.matrix import READ_CHUNKS, StoredMatrix
-from spdist.storage.objects.chunks import BYTES_AT_ONCE, most_moving
 from spdist.storage.product_spec import StoredProductSpec
+from spdist.stores.registry import at
 
 READ_COPIES = 3
 """Copies of a Zarr chunk in memory while it is read: encoded, decoded, and in the array that takes its entries."""
@@ -211,7 +211,7 @@ class WorkerMemory:
 
     def _moving_objects(self) -> int:
         """Return the most bytes of encoded Zarr chunks that are transferred from and to object stores at once."""
-        operands = [m for m in (self.request.a, self.request.b) if in_object_store(m.url)]
+        operands = [m for m in (self.request.a, self.request.b) if at(m.url).transfers_chunks]
         longest = [max(m.indices.chunk_nbytes, m.data.chunk_nbytes) for m in operands]
         longest += [self.chunk_length * max(self.dtype.itemsize, self.index_bytes)] if self.request.to_objects else []
         return most_moving(max(longest)) if longest else 0

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from spdist.errors import InputError, MatrixError, one_line
-from spdist.storage import groups, locations
-from spdist.storage.checksums import read_small
+from spdist.storage import groups
+from spdist.stores.names import family_of
+from spdist.stores.registry import at, check_writable
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -38,11 +39,11 @@ def check_parents(url: str) -> None:
     --------
     >>> check_parents("/data/C.zarr")
     """
-    locations.check_writable(url)
-    parent, target = above(url), locations.family_of(url)
+    check_writable(url)
+    parent, target = at(url).parent_url(), family_of(url)
     try:
-        is_older = bool(parent) and locations.exists(f"{parent}/.zgroup")
-        is_group = bool(parent) and locations.exists(f"{parent}/zarr.json")
+        is_older = bool(parent) and at(f"{parent}/.zgroup").exists()
+        is_group = bool(parent) and at(f"{parent}/zarr.json").exists()
     except InputError:  # the storage does not answer; the next access reports it
         return
     if is_older:
@@ -64,7 +65,7 @@ def tell_parents(url: str) -> None:
 
     `url`: the matrix; a normalised path or URL. For a temporary copy next to a target, nothing is updated.
     """
-    if locations.family_of(url) != url:
+    if family_of(url) != url:
         return
     for parent in _parents(url):
         if _consolidated(parent):
@@ -78,7 +79,7 @@ def _consolidate(parent: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Zarr's, that this is no part of the standard yet
-            zarr.consolidate_metadata(_without_temporary(locations.open_store(parent)))
+            zarr.consolidate_metadata(_without_temporary(at(parent).zarr_store()))
     except Exception as error:  # of other members, which may be anything
         logger.warning(
             "%s keeps a copy of its members' metadata, which could not be updated (%s: %s): readers that use it do not "
@@ -96,35 +97,22 @@ def _without_temporary(store: Store) -> Store:
     class Visible(WrapperStore):  # type: ignore[type-arg]
         async def list_dir(self, prefix: str) -> AsyncIterator[str]:
             async for name in super().list_dir(prefix):
-                if locations.family_of(name) == name:
+                if family_of(name) == name:
                     yield name
 
     return Visible(store)
 
 
 def members_of(url: str) -> list[str]:
-    """Return the paths of the sparse matrices in a local group.
-
-    `url`: A local path.
-    Returns at most a few, sorted.
-    """
-    root = locations.local_path(url)
-    folders = [path for pattern in ("*", "*/*") for path in root.glob(pattern) if path.is_dir()]
-    found = [path for path in folders if groups.read_attributes(str(path)).get("encoding-type") in MATRICES]
-    return sorted(str(path.relative_to(root)) for path in found)[:10]
-
-
-def above(url: str) -> str:
-    """Return the folder of a path; empty if there is none, or it is a bucket, which is no group."""
-    scheme, remote, path = url.rstrip("/").rpartition("://")
-    parent = path.rpartition("/")[0]
-    return f"{scheme}{remote}{parent}" if parent and (not remote or "/" in parent) else ""
+    """Return the paths of the sparse matrices in a local group, at most a few, sorted; of other groups none."""
+    folders = at(url).folders()
+    return [key for key in folders if groups.read_attributes(f"{url}/{key}").get("encoding-type") in MATRICES][:10]
 
 
 def _parents(url: str) -> list[str]:
     """Return the groups of version 3 around a path, the nearest first."""
     found: list[str] = []
-    while len(found) < MOST_PARENTS and (url := above(url)) and locations.exists(f"{url}/zarr.json"):
+    while len(found) < MOST_PARENTS and (url := at(url).parent_url()) and at(f"{url}/zarr.json").exists():
         found.append(url)
     return found
 
@@ -132,7 +120,7 @@ def _parents(url: str) -> list[str]:
 def _consolidated(url: str) -> bool:
     """Whether a group keeps a copy of its members' metadata."""
     try:
-        document: Any = json.loads(read_small(url, "zarr.json"))
+        document: Any = json.loads(at(url).read("zarr.json"))
     except (ValueError, MatrixError):
         return False
     return isinstance(document, dict) and bool(document.get("consolidated_metadata"))

@@ -8,30 +8,17 @@ A call inside another one goes by what the outer one saw.
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from spdist.errors import CorruptError, MatrixError
 from spdist.matrices.dtypes import Int64Array
-from spdist.storage import locations
-from spdist.storage.checksums import BATCH, THREADS, ChunkFiles
-from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.lock import is_held
 from spdist.storage.matrix import StoredMatrix, open_matrix
-from spdist.storage.objects import service
-
-SAME_TIME_NS = 2_000_000_000
-"""Nanoseconds within which a file system may give two writes the same time."""
-
-TELLING = {"etag", "e_tag", "last-modified", "last_modified", "lastmodified", "modified", "mtime", "created", "updated"}
-"""Names, in small letters, of facts that change whenever an object is written."""
+from spdist.stores.registry import at
 
 
 @dataclass(frozen=True)
@@ -124,65 +111,8 @@ def _first_difference(before: _Versions, after: _Versions) -> tuple[str, int] | 
     return None
 
 
-# -- what storages tell ------------------------------------------------------------------------------------------------
-
-
 def _versions_of(m: StoredMatrix) -> _Versions:
     arrays = m.indptr, m.indices, m.data
-    if locations.is_local(m.url):
-        latest = time.time_ns() - SAME_TIME_NS
-        of_files = {array.name: _versions_of_files(array.files, array.nchunks) for array in arrays}
-        newest = max(int(times.max(initial=0)) for _, times in of_files.values())
-        return _Versions({name: versions for name, (versions, _) in of_files.items()}, newest < latest)
-    told = _told_of_objects(m.url, arrays)
-    texts = {key: repr(sorted((name, str(fact)) for name, fact in facts.items())) for key, facts in told.items()}
-    of_chunks = {
-        array.name: np.array([hash(texts.get(array.key(k), 0)) for k in range(array.nchunks)], np.int64)
-        for array in arrays
-    }
-    return _Versions(of_chunks, all(TELLING & {name.lower() for name in facts} for facts in told.values()))
-
-
-def _versions_of_files(files: ChunkFiles, count: int) -> tuple[Int64Array, Int64Array]:
-    """Return a number for each Zarr chunk, and when its file was written, in nanoseconds since 1970.
-
-    Files are opened, so that a network file system asks its server for the times.
-    """
-    versions, times = np.zeros(count, np.int64), np.zeros(count, np.int64)
-
-    def fill(first: int) -> None:
-        for k in range(first, min(first + BATCH, count)):
-            with contextlib.suppress(OSError):  # a file that is not there; whoever reads it says so
-                descriptor, size = locations.open_regular(files.path(k))
-                try:
-                    facts = os.fstat(descriptor)
-                finally:
-                    os.close(descriptor)
-                versions[k] = hash((size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino))
-                times[k] = max(facts.st_mtime_ns, facts.st_ctime_ns)
-
-    if count <= BATCH:
-        fill(0)
-    else:
-        with ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(fill, range(0, count, BATCH)))
-    return versions, times
-
-
-def _told_of_objects(url: str, arrays: tuple[ChunkedArray, ...]) -> dict[str, dict[str, Any]]:
-    """Return what a remote storage tells of the objects of a matrix, by key; by one listing, but for web servers."""
-    if service.opens(url):
-        return service.list_objects(locations.open_store(url))
-    fs, root = locations.file_system(url)
-    if not url.startswith(("http://", "https://")):
-        return {path[len(root.rstrip("/")) + 1 :]: facts for path, facts in fs.find(root, detail=True).items()}
-
-    def ask(key: str) -> tuple[str, dict[str, Any]]:
-        try:
-            return key, fs.info(f"{root}/{key}")
-        except FileNotFoundError:
-            return key, {}
-
-    keys = [array.key(k) for array in arrays for k in range(array.nchunks)]
-    with ThreadPoolExecutor(THREADS) as threads:
-        return dict(threads.map(ask, keys))
+    numbers, can_tell = at(m.url).versions([array.key(k) for array in arrays for k in range(array.nchunks)])
+    parts = np.split(np.array(numbers, np.int64), np.cumsum([array.nchunks for array in arrays])[:-1])
+    return _Versions(dict(zip((array.name for array in arrays), parts, strict=True)), can_tell)

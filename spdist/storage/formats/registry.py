@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spdist.errors import InputError
-from spdist.storage import locations
 from spdist.storage.formats.edges.edge_list import import_edges
 from spdist.storage.formats.graphs.mci import import_mci
 from spdist.storage.formats.graphs.metis import import_metis
@@ -20,6 +19,7 @@ from spdist.storage.formats.source import Import
 from spdist.storage.formats.tenx_folder import holds_cells, import_folder
 from spdist.storage.formats.text import PACKINGS, packing_of
 from spdist.storage.formats.zarr_groups import import_zarr, is_zarr
+from spdist.stores.registry import at
 
 EDGE_ENDINGS = (".abc", ".tsv", ".csv", ".txt", ".edges", ".edgelist")
 """Endings of lists of edges."""
@@ -129,13 +129,12 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
         raise InputError(f"format={format!r} is not known; known are {known.replace('.', '')}")
     if path == STANDARD_INPUT:
         raise InputError(f"standard input has no name that says what it is: pass --format; known are {known}")
-    if locations.is_local(path) and locations.local_path(path).is_dir():
+    if at(path).is_folder():
         kinds = " or ".join(each.name for each in FORMATS if each.holds is not None)
         raise InputError(
             f"{source} is a folder and not {kinds} (which has matrix.mtx or matrix.mtx.gz); name a file in it"
         )
-    if locations.is_local(path):
-        check_file(path)
+    check_file(path)
     raise InputError(
         f"{source}: cannot tell the format from the name; known are {known}, of text also with {', '.join(PACKINGS)}; "
         f"or pass --format"

@@ -6,7 +6,6 @@ is therefore held against its own size, and against the free disk, before anythi
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from spdist.foundation.units import format_bytes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import check_dtype
 from spdist.shown import as_cause
-from spdist.storage import locations
 from spdist.storage.atomic_replace import Progress, Stage
 from spdist.storage.external_sort import Entries, RowSorter
 from spdist.storage.formats.reading import Reading, ReadOptions
@@ -29,6 +27,7 @@ from spdist.storage.names.anndata_frames import check_axes
 from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.storage.names.of_matrix import names_for
 from spdist.storage.writer import MatrixWriter
+from spdist.stores.registry import at
 
 INFLATED_BYTES = 1 << 30
 """Bytes to which any compressed file may inflate."""
@@ -141,7 +140,7 @@ class Import:
                 f"out"
             )
         check_axes(self.stage.target, (nrows, ncols))
-        free = shutil.disk_usage(self.stage.scratch).free if locations.is_local(self.stage.url) else 8 * nrows
+        free = at(self.stage.url).free_bytes()
         if 8 * nrows > free:
             raise MatrixError(
                 f"{self.path}: {nrows:,} rows take up to {format_bytes(8 * nrows)} of offsets, and the disk of the "

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from spdist.errors import InputError, MatrixError, one_line
-from spdist.storage import locations
 from spdist.storage.external_sort import Entries
 from spdist.storage.formats.matrix_market import begin_reading
 from spdist.storage.formats.opening import opened_source
 from spdist.storage.formats.source import Import, Source
 from spdist.storage.formats.text import PACKINGS, TextFile
 from spdist.storage.names.names import AxisNames, Names, wrong_number
+from spdist.stores.registry import at
 
 MATRIX = "matrix.mtx"
 BARCODES = "barcodes.tsv"
@@ -34,7 +34,7 @@ MOST_TYPES = 8
 
 def holds_cells(path: str) -> bool:
     """Whether a path is a local folder with a matrix of 10x Genomics."""
-    return locations.is_local(path) and bool(_find(path, MATRIX))
+    return at(path).is_folder() and bool(_find(path, MATRIX))
 
 
 def import_folder(job: Import) -> None:
@@ -73,7 +73,7 @@ def import_folder(job: Import) -> None:
 def _find(folder: str, name: str) -> str:
     """Return the path of a file, compressed or not; empty if there is none."""
     for ending in ("", *PACKINGS):
-        path = locations.local_path(folder) / f"{name}{ending}"
+        path = at(f"{folder}/{name}{ending}")
         if path.is_file():
             return str(path)
     return ""
@@ -114,7 +114,7 @@ class _NameFile:
     @property
     def file_name(self) -> str:
         """The name of the file without its folder."""
-        return locations.local_path(self.path).name
+        return self.path.rpartition("/")[2]
 
     def names(self) -> Names:
         """Return the names, of which nothing was read."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from spdist.errors import InputError, MatrixError, one_line
 from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import ValueArray
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.checksums import ChunkFiles
 from spdist.storage.chunked_array import CHUNK_BYTES, ChunkedArray, from_zarr
 from spdist.storage.foreign.decoded_size import codecs_of
@@ -26,12 +26,10 @@ from spdist.storage.formats.compressed_rows import Arrays, coordinate_batches, i
 from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.source import Import, check_numbers, foreign
 from spdist.storage.names.of_matrix import names_of
+from spdist.stores.registry import at
 
 if TYPE_CHECKING:
     import zarr
-
-MARKS = ("zarr.json", ".zgroup", ".zarray")
-"""Files that tell a folder of Zarr from another."""
 
 LONGEST_HEADER = 1 << 16
 """Characters of the longest descriptor of Binsparse."""
@@ -48,9 +46,7 @@ BINSPARSE = {
 
 def is_zarr(url: str) -> bool:
     """Whether a normalised path is a group or an array of Zarr, or a URL has the name of one."""
-    if locations.is_local(url):
-        return any((locations.local_path(url) / mark).is_file() for mark in MARKS)
-    return any(part.endswith(".zarr") for part in url.split("/")[3:])
+    return at(url).is_zarr()
 
 
 def import_zarr(job: Import) -> None:
@@ -62,7 +58,7 @@ def import_zarr(job: Import) -> None:
     url, attributes = _matrix_in(job)
     job = replace(job, source=replace(job.source, size=max(_stored_bytes(url), 1)))
     kind = attributes.get("encoding-type")
-    if groups.is_array(url):
+    if groups.is_array(at(url)):
         _import_dense(job, url)
     elif "binsparse" in attributes:
         _import_binsparse(job, url, attributes["binsparse"])
@@ -79,12 +75,12 @@ def _matrix_in(job: Import) -> tuple[str, dict[str, Any]]:
         raise InputError(
             f"{url}: {one_line(inner, 60)} is no path inside a group; name one, for instance layers/counts"
         )
-    if not locations.exists(url):
+    if not at(url).exists():
         raise MatrixError(f"{url}: there is no such group; correct the path")
     attributes = groups.read_attributes(url)
     if not inner and attributes.get("encoding-type") == "anndata":
         inner = "X"
-        others = [name for name in _members(url) if name != "X"]
+        others = [name for name in members_of(url) if name != "X"]
         job.reading.left_out += others
     if not inner:
         if groups.facts_of(attributes) and "binsparse" not in attributes:
@@ -93,7 +89,7 @@ def _matrix_in(job: Import) -> tuple[str, dict[str, Any]]:
             )
         return url, attributes
     place = f"{url}/{inner}"
-    if not locations.exists(place):
+    if not at(place).exists():
         raise MatrixError(f"{url}: nothing is at {one_line(inner, 60)}; {_sparse_in(job, url)}")
     job.reading.found.append(f"matrix {inner}")
     return place, groups.read_attributes(place)
@@ -101,16 +97,12 @@ def _matrix_in(job: Import) -> tuple[str, dict[str, Any]]:
 
 def _stored_bytes(url: str) -> int:
     """Return the bytes that the files of a matrix take; 0 if the storage cannot list them."""
-    with locations.clear_of_remote_errors(url):
-        return locations.stored_bytes(url)
-
-
-def _members(url: str) -> list[str]:
-    return members_of(url) if locations.is_local(url) else []
+    with at(url).clear_errors():
+        return at(url).stored_bytes()
 
 
 def _sparse_in(job: Import, url: str) -> str:
-    found = ", ".join(f"{job.path}::{name}" for name in _members(url))
+    found = ", ".join(f"{job.path}::{name}" for name in members_of(url))
     return f"matrices in it: {found}" if found else "name a matrix in it, as in cells.zarr::layers/counts"
 
 
@@ -177,7 +169,7 @@ class _OneValue:
 
 
 def _import_compressed(job: Import, url: str, kind: str) -> None:
-    attributes, members = groups.read(url)
+    attributes, members = groups.read(at(url))
     if missing := [name for name in groups.ARRAYS if name not in members]:
         raise MatrixError(f"{url}: a {kind} without an array '{missing[0]}'; write it again")
     found = {}
@@ -307,7 +299,7 @@ def _is_zero(value: _ArrayStream | _OneValue) -> bool:
 def _array_in(url: str, name: str) -> ChunkedArray:
     """Open an array of a group."""
     place = f"{url}/{name}"
-    if not locations.exists(place) or not groups.is_array(place):
+    if not at(place).exists() or not groups.is_array(at(place)):
         raise MatrixError(f"{url}: no array '{name}', which Binsparse's format needs; write it again")
     with groups.clear_zarr_errors(url, name):
         return from_zarr(url, name, _open_array(place))
@@ -319,9 +311,9 @@ def _array_in(url: str, name: str) -> ChunkedArray:
 def _open_array(url: str) -> zarr.Array[Any]:
     import zarr
 
-    groups.check_metadata_files(url, ())
+    groups.check_metadata_files(at(url), ())
     with groups.clear_zarr_errors(url):
-        return zarr.open_array(locations.open_store(url), mode="r")
+        return zarr.open_array(at(url).zarr_store(), mode="r")
 
 
 def _import_dense(job: Import, url: str) -> None:
@@ -332,7 +324,7 @@ def _import_dense(job: Import, url: str) -> None:
         stored = np.dtype(array.dtype)
         chunk = array.shards or array.chunks
     dtype = check_numbers(stored, url, url.rpartition("/")[2], "biufc")
-    check_dense(job, url, ", ".join(f"{job.path}::{name}" for name in _members(job.path)))
+    check_dense(job, url, ", ".join(f"{job.path}::{name}" for name in members_of(job.path)))
     if min(chunk) < 1 or chunk[0] * chunk[1] * stored.itemsize > CHUNK_BYTES:
         size = format_bytes(chunk[0] * chunk[1] * stored.itemsize)
         raise MatrixError(f"{url}: Zarr chunks of {size}, more than {format_bytes(CHUNK_BYTES)}: write smaller ones")
@@ -362,20 +354,16 @@ class _DenseChunks:
 
     def check(self, rows: slice, columns: slice) -> None:
         """Refuse local Zarr chunks that are no files, or decode to far more bytes than the array declares."""
-        if not locations.is_local(self.url):
-            return
         folder, _, name = self.url.rpartition("/")
         codecs = codecs_of(
             json.dumps(self.array.metadata.to_dict()), self.chunk[0] * self.chunk[1] * self.dtype.itemsize
         )
         for i in _touched(rows, self.chunk[0]):
             prefix = self.array.metadata.encode_chunk_key((i, 0)).removesuffix("0")
-            files = ChunkFiles(folder, name, f"{name}/{prefix}", "")
-            for j in _touched(columns, self.chunk[1]):
-                if files.exists(j):
-                    files.check_decoded_size(j, codecs)
+            files = ChunkFiles(at(folder), name, f"{name}/{prefix}", "")
+            files.check_decoded_sizes(_touched(columns, self.chunk[1]), codecs, may_be_missing=True)
 
 
-def _touched(span: slice, length: int) -> Iterator[int]:
-    """Yield the numbers of the Zarr chunks that a slice touches along an axis."""
-    yield from range(span.start // length, -(-span.stop // length))
+def _touched(span: slice, length: int) -> range:
+    """Return the numbers of the Zarr chunks that a slice touches along an axis."""
+    return range(span.start // length, -(-span.stop // length))

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from spdist.errors import InputError, MatrixError
-from spdist.storage import groups, locations
+from spdist.storage import groups
 from spdist.storage.checksums import ChunkFiles
 from spdist.storage.foreign.decoded_size import codecs_of
-from spdist.storage.foreign.parents import above
 from spdist.storage.names.names import AxisNames, Names, text_of, wrong_number
+from spdist.stores.names import family_of
+from spdist.stores.registry import at
 
 if TYPE_CHECKING:
     import zarr
@@ -60,10 +61,10 @@ def frames_around(url: str) -> tuple[str, str] | None:
 def _around(url: str) -> tuple[str, str] | None:
     """Return the AnnData around a matrix and the key of `FRAMES` for it; None if there is none."""
     for key in FRAMES:
-        path = url if key.endswith("X") else above(url)  # X is a matrix, the others are folders of matrices
-        root = above(path)
+        path = url if key.endswith("X") else at(url).parent_url()  # X is a matrix, the others are folders of matrices
+        root = at(path).parent_url()
         if "/" in key:
-            root = above(root)
+            root = at(root).parent_url()
         if root and path == f"{root}/{key}" and groups.read_attributes(root).get("encoding-type") == "anndata":
             return root, key
     return None
@@ -81,7 +82,7 @@ def check_axes(target: str, shape: tuple[int, int], encoding: str = "csr_matrix"
     --------
     >>> check_axes("/data/C.zarr", (3, 4))
     """
-    if locations.family_of(target) != target or (around := _around(target)) is None:
+    if family_of(target) != target or (around := _around(target)) is None:
         return
     root, member = around
     lengths = {frame: _length_of(f"{root}/{frame}") for frame in ("obs", "var", *filter(None, FRAMES[member]))}
@@ -113,9 +114,9 @@ def _length_of(frame: str) -> int | None:
     parts = {"nullable-string-array": "/values", "categorical": "/codes"}
     try:
         place += parts.get(str(groups.read_attributes(place).get("encoding-type")), "")
-        groups.check_metadata_files(place, ())
+        groups.check_metadata_files(at(place), ())
         with groups.clear_zarr_errors(place):
-            array = zarr.open_array(locations.open_store(place), mode="r")
+            array = zarr.open_array(at(place).zarr_store(), mode="r")
     except MatrixError:
         return None
     return int(array.shape[0]) if array.ndim == 1 else None
@@ -143,14 +144,14 @@ def _pieces(place: str, count: int) -> Iterator[bytes]:
     """Yield the text of an array of strings."""
     import zarr
 
-    groups.check_metadata_files(place, ("values",))
+    groups.check_metadata_files(at(place), ("values",))
     encoding = groups.read_attributes(place).get("encoding-type")
     if encoding == "nullable-string-array":
         place = f"{place}/values"
     elif encoding == "categorical":
         raise MatrixError(f"{place}: names in a categorical are not read; make it an index of strings")
     with groups.clear_zarr_errors(place):
-        array = zarr.open_array(locations.open_store(place), mode="r")
+        array = zarr.open_array(at(place).zarr_store(), mode="r")
     if array.ndim != 1:
         raise MatrixError(f"{place}: an array of {array.ndim} dimensions where names are expected; write it again")
     if array.shape[0] != count:
@@ -170,12 +171,8 @@ def _check_chunks(place: str, array: zarr.Array[Any], chunk: int) -> None:
 
     A Zarr chunk that is not there holds empty names.
     """
-    if not locations.is_local(place):
-        return
     frame, _, index = place.rpartition("/")
     prefix = array.metadata.encode_chunk_key((0,)).removesuffix("0")
-    files = ChunkFiles(frame, index, f"{index}/{prefix}", "")
+    files = ChunkFiles(at(frame), index, f"{index}/{prefix}", "")
     codecs = codecs_of(json.dumps(array.metadata.to_dict()), chunk * NAME_BYTES)
-    for k in range(-(-array.shape[0] // chunk)):
-        if files.exists(k):
-            files.check_decoded_size(k, codecs)
+    files.check_decoded_sizes(range(-(-array.shape[0] // chunk)), codecs, may_be_missing=True)

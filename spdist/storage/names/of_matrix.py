@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from spdist.storage import groups
-from spdist.storage.checksums import read_small
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.names.anndata_frames import frame_names, frames_around
 from spdist.storage.names.names import ARRAYS, NO_NAMES, AxisNames, Names
+from spdist.stores.registry import at
 
 
 def names_of(url: str, facts: dict[str, Any], shape: tuple[int, int]) -> AxisNames:
@@ -48,7 +48,7 @@ def open_names(url: str, name: str, facts: dict[str, Any]) -> ChunkedArray:
     """
     digest = groups.table_digest({"spdist": facts}, name)
     with groups.clear_zarr_errors(url, name):
-        document = json.loads(read_small(url, f"{name}/zarr.json"))
+        document = json.loads(at(url).read(f"{name}/zarr.json"))
         return groups.array_of(url, name, document, (), digest)
 
 

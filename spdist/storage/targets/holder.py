@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from spdist.storage import locations
-from spdist.storage.targets.lock_files import heartbeat_path, lock_files
 from spdist.storage.targets.owner import STALE_SECONDS, Owner, owner_from
+from spdist.stores.lock_files import heartbeat_path
+from spdist.stores.registry import at
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ def holder_of(target: str) -> Holder | None:
 
     `target`: normalised. Targets in the memory of this process have no lock.
     """
-    if locations.in_process(target):
+    files = at(target).lock_files()
+    if files is None:
         return None
     path = f"{target}.spdist-lock"
-    with locations.clear_of_remote_errors(target):
-        content = lock_files(target).read(path)
+    with at(target).clear_errors():
+        content = files.read(path)
         if content is None:
             return None
-        signs = [locations.modified(one) for one in (path, heartbeat_path(path))]
+        signs = [at(one).modified() for one in (path, heartbeat_path(path))]
     now = time.time()
     return Holder(owner_from(content), max(now - max((sign for sign in signs if sign is not None), default=now), 0.0))

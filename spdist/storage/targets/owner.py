@@ -12,8 +12,8 @@ import time
 from dataclasses import asdict, dataclass
 from uuid import uuid4
 
+from spdist.foundation.processes import boot, namespace, process_start
 from spdist.shown import without_secrets
-from spdist.storage.targets.processes import boot, namespace, process_start
 
 STALE_SECONDS = 60.0
 """Seconds without a heartbeat after which a lock of another host counts as stale."""

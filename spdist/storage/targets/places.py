@@ -16,8 +16,6 @@ class PlacedStore(WrapperStore[Store]):
 
     On a file system the ends of Zarr chunks are read before they are decoded (`ChunkedArray.check_places`). From an
     object store that would be a request more for each. Here the four bytes are taken from what was asked for anyway.
-
-    `table`: the array's checksums.
     """
 
     def __init__(self, store: Store, files: ChunkFiles, table: Table) -> None:
@@ -42,8 +40,6 @@ class PlacedStore(WrapperStore[Store]):
 def check_place(files: ChunkFiles, table: Table, k: int, end: bytes) -> None:
     """Compare the end of a Zarr chunk with the array's table.
 
-    `table`: the array's checksums.
-    `k`: number of the Zarr chunk.
     `end`: its last four bytes.
     Raises `CorruptError` if another checksum belongs there; names array and Zarr chunk.
     """

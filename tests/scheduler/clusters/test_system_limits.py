@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from spdist.errors import InputError, SpdistError
+from spdist.foundation.processes import name_of_writer
 from spdist.scheduler.clusters import system_limits
 from spdist.scheduler.execution.clients.cluster import connect
-from spdist.storage.targets.processes import name_of_writer
 from tests.conftest import random_matrix
 
-NAME = "from spdist.storage.targets.processes import name_of_writer; print(name_of_writer())"
+NAME = "from spdist.foundation.processes import name_of_writer; print(name_of_writer())"
 """Python that prints the name of its process, which has ended then."""
 
 

@@ -18,9 +18,9 @@ from spdist.errors import InputError, ResumeError
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution.journal import JournalTuning
-from spdist.storage import locations
 from spdist.storage.external_sort import RowSorter
 from spdist.storage.matrix import open_matrix
+from spdist.stores.registry import at
 from tests.conftest import out_of_space, random_matrix
 from tests.scheduler.execution.test_driver import files, read
 from tests.support.planning import SHORT_CHUNKS
@@ -282,7 +282,7 @@ def test_functions_are_compiled_before_anything_is_written(stored, tmp_path, wan
         spdist.spgemm(m, m, **wanted)
     with pytest.raises(InputError, match=message):
         api.multiply(a, a, tmp_path / "C.zarr", **wanted)
-    assert not locations.exists(str(tmp_path / "C.zarr"))
+    assert not at(str(tmp_path / "C.zarr")).exists()
 
 
 def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
@@ -309,7 +309,7 @@ def test_wrong_options_are_refused_before_anything_is_written(stored, tmp_path):
         api.matmul(m, np.ones(20))
     with pytest.raises(InputError, match="some of the operands and the mask are in memory"):
         api.matmul(m, m, mask=a)
-    assert not locations.exists(str(tmp_path / "C.zarr"))
+    assert not at(str(tmp_path / "C.zarr")).exists()
     assert_same(from_scipy(api.matmul(m, m, mask=m)), spdist.spgemm(m, m, mask=m))
 
 

@@ -20,7 +20,8 @@ from spdist.errors import CorruptError, InputError, ResumeError, SpdistError
 from spdist.scheduler.execution import journal, stages
 from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.execution.unfinished import Checkpoint, read_journal
-from spdist.storage import groups, locations, notes
+from spdist.storage import groups, notes
+from spdist.stores.registry import at
 from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import files
 from tests.support.planning import SHORT_CHUNKS
@@ -365,5 +366,5 @@ def test_nothing_durable_before_the_first_block(stored, tmp_path, executor, monk
     a = stored("A", random_matrix(100, 100, 3, 3))
     groups.begin(str(tmp_path / "C.zarr"), {})
     assert read_journal(str(tmp_path / "C.zarr")).checkpoint == Checkpoint()
-    locations.remove(str(tmp_path / "C.zarr"))
+    at(str(tmp_path / "C.zarr")).remove()
     assert api.multiply(a, a, tmp_path / "C.zarr", **executor, resume=True).state == "computed"

@@ -25,8 +25,8 @@ from spdist.scheduler.planner.tuning import (
     PlannerTuning,
     ResidencyTuning,
 )
+from spdist.storage.direct.object_chunks import most_moving
 from spdist.storage.matrix import open_matrix
-from spdist.storage.objects.chunks import most_moving
 from spdist.storage.writer import MatrixWriter
 from tests.conftest import random_matrix
 from tests.support.seals import without_seal

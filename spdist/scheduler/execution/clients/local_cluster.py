@@ -21,6 +21,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 from spdist.errors import InputError, SpdistError, install
 from spdist.foundation.cpus import count_cpus, cpus_per_worker
 from spdist.foundation.engines import GPU_ENGINES
+from spdist.foundation.processes import name_of_writer, writer_lives
 from spdist.foundation.units import counted
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
 from spdist.scheduler.clusters.pageless_worker import PagelessWorker
@@ -40,7 +41,6 @@ from spdist.scheduler.execution.supervision.calls import (
     within,
 )
 from spdist.scheduler.execution.worker_process import NICE_VARIABLE
-from spdist.storage.targets.processes import name_of_writer, writer_lives
 
 logger = logging.getLogger("spdist")
 

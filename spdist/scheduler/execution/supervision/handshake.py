@@ -34,8 +34,8 @@ from spdist.scheduler.execution.supervision.calls import (
 from spdist.scheduler.execution.supervision.nonce import VISIBLE_SECONDS, NonceFolder
 from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.storage.chunked_array import ChunkedArray
-from spdist.storage.locations import in_process
 from spdist.storage.matrix import StoredMatrix, open_matrix
+from spdist.stores.registry import at
 
 logger = logging.getLogger("spdist")
 
@@ -76,7 +76,7 @@ class Question:
     @staticmethod
     def about(named: Iterable[tuple[str, StoredMatrix]]) -> Question:
         """Return the question about some matrices; matrices in the memory of this process are left out."""
-        return Question(tuple((name, m, sums_of(m)) for name, m in named if not in_process(m.url)))
+        return Question(tuple((name, m, sums_of(m)) for name, m in named if not at(m.url).is_private))
 
 
 def sums_of(m: StoredMatrix) -> Sums:

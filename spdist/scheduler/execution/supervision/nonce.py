@@ -10,7 +10,7 @@ from typing import Any
 
 import fsspec
 
-from spdist.storage.locations import in_process
+from spdist.stores.registry import at
 
 logger = logging.getLogger("spdist")
 
@@ -32,7 +32,7 @@ class NonceFolder:
     """
 
     def __init__(self, target: str) -> None:
-        self.is_shared = not in_process(target)
+        self.is_shared = not at(target).is_private
         self.target = target
         name = target.rstrip("/").rpartition("/")[2]
         self.prefix = f"{NONCE}{hashlib.blake2b(name.encode(), digest_size=6).hexdigest()}-"

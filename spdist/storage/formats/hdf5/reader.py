@@ -24,7 +24,6 @@ import numpy as np
 from spdist.errors import InputError, MatrixError, install, one_line
 from spdist.matrices.dtypes import ValueArray
 from spdist.shown import without_keys
-from spdist.storage import locations
 from spdist.storage.formats.compressed_rows import Arrays, coordinate_batches, import_by_columns, import_by_rows
 from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.hdf5.description import TENX, Settings
@@ -160,7 +159,8 @@ def _pieces(reader: _Reader, axis: str, count: int) -> Iterator[bytes]:
 @contextlib.contextmanager
 def _local_file(job: Import) -> Iterator[BinaryIO]:
     """Yield the source as a file of this machine; one from elsewhere is copied first."""
-    if locations.is_local(job.path):
+    with contextlib.suppress(OSError):  # of a file that has no descriptor
+        job.source.file.fileno()
         yield job.source.file
         return
     copy = job.stage.scratch / "source.hdf5"

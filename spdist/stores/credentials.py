@@ -20,7 +20,7 @@ Options = dict[str, Any]
 def s3(bucket: str, common: Options) -> Any:
     """Return obstore's store of a bucket of S3.
 
-    Keys, region and endpoint are those of boto: the environment, ``~/.aws``, roles of machines.
+    Keys, region and endpoint are found as boto finds them: the environment, ``~/.aws``, roles of machines.
 
     `common`: prefix, time limits and retries.
     """
@@ -116,8 +116,8 @@ def _google_credentials() -> Callable[[], Options]:
 def azure(container: str, common: Options) -> Any:
     """Return obstore's store of a container of Azure's blobs.
 
-    Account and keys are those of adlfs: ``container@account.dfs.core.windows.net`` in the URL, fsspec's configuration,
-    AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or
+    Account and keys are found as adlfs finds them: ``container@account.dfs.core.windows.net`` in the URL, fsspec's
+    configuration, AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or
     AZURE_STORAGE_CONNECTION_STRING; and without a key the default credentials of azure-identity.
 
     `container`: with or without the account behind ``@``.

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import zarr
 
 import spdist
-from spdist.matrices.other_objects import maker_of
+from spdist.foundation.other_objects import maker_of
 from tests.conftest import random_matrix
 
 X = sp.csr_array(np.arange(9.0).reshape(3, 3))

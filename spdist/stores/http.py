@@ -21,7 +21,7 @@ class HttpStore(FsspecStore):
         self._keeps_to_ranges, self._alone = False, asyncio.Lock()
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return a file, or a part of it; None if there is none."""
+        """Return a file, or a part of it; None if it does not exist."""
         if byte_range is None or self._keeps_to_ranges:
             return await super().get(key, prototype, byte_range)
         async with self._alone:

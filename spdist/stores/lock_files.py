@@ -7,12 +7,12 @@ import os
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, TypeAlias
 
 from spdist.errors import InputError
-from spdist.storage import locations
-from spdist.storage.targets.others import owner_of
-from spdist.storage.targets.processes import name_of_writer
+from spdist.foundation.processes import name_of_writer
+from spdist.stores.regular_files import open_regular
+from spdist.stores.removal import owner_of
 
 SETTLE_SECONDS = 1.0
 """Seconds to wait before reading a file back from a storage that cannot create files exclusively."""
@@ -21,36 +21,6 @@ LOCK_BYTES = 1 << 16
 """Bytes of a lock that are read; one that spdist wrote has fewer than 2,000."""
 
 NO_FILE = (FileNotFoundError, NotADirectoryError)
-
-
-class LockFiles(Protocol):
-    """Operations on the files of a lock; each `path` begins with the path of the lock."""
-
-    def create(self, path: str, content: bytes) -> bool:
-        """Create a file with its whole content; return False if it exists."""
-
-    def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if there is none."""
-
-    def put(self, path: str, content: bytes) -> None:
-        """Replace a file in one step."""
-
-    def delete(self, path: str) -> None:
-        """Delete a file, if it is there."""
-
-    def touch(self, path: str) -> None:
-        """Renew the heartbeat."""
-
-    def age(self, path: str) -> float | None:
-        """Return the seconds since the last heartbeat, by the storage's clock; None if it has no times."""
-
-
-def lock_files(target: str) -> LockFiles:
-    """Return the files of the lock of a target.
-
-    `target`: normalised.
-    """
-    return LocalFiles() if locations.is_local(target) else RemoteFiles(target)
 
 
 class LocalFiles:
@@ -87,12 +57,12 @@ class LocalFiles:
         return True
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if there is none.
+        """Return the content of a file; None if it does not exist.
 
         Raises `InputError` if it is no regular file, which could be waited for, or may not be read.
         """
         try:
-            descriptor, _ = locations.open_regular(path)
+            descriptor, _ = open_regular(path)
         except NO_FILE:
             return None
         except OSError as error:
@@ -157,11 +127,12 @@ def _temporary(path: str) -> Path:
 class RemoteFiles:
     """Objects of an fsspec file system; the heartbeat is a separate object, so that it never replaces a lock.
 
-    `target`: URL of the target.
+    `fs`: the file system.
+    `is_exclusive`: whether it creates an object exclusively by one conditional request.
     """
 
-    def __init__(self, target: str) -> None:
-        self._fs, _ = locations.file_system(target)
+    def __init__(self, fs: Any, *, is_exclusive: bool) -> None:
+        self._fs, self._is_exclusive = fs, is_exclusive
 
     def create(self, path: str, content: bytes) -> bool:
         """Create an object with its whole content; return False if it exists."""
@@ -173,12 +144,12 @@ class RemoteFiles:
             if self.read(path) is None:
                 raise
             return False
-        if not locations.is_object_store(self._fs):
+        if not self._is_exclusive:
             time.sleep(SETTLE_SECONDS)
         return self.read(path) == content  # some stores ignore the condition
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of an object; None if there is none."""
+        """Return the content of an object; None if it does not exist."""
         try:
             return bytes(self._fs.cat_file(self._key(path)))
         except NO_FILE:
@@ -193,6 +164,10 @@ class RemoteFiles:
         for each in (path, heartbeat_path(path)):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._key(each))
+
+    def delete_own(self, path: str, content: bytes) -> bool:
+        """Raise NotImplementedError: an object cannot be renamed, so what is read may not be what is deleted."""
+        raise NotImplementedError
 
     def touch(self, path: str) -> None:
         """Renew the heartbeat."""
@@ -220,6 +195,10 @@ class RemoteFiles:
         except FileNotFoundError:
             return None
         return found.timestamp()
+
+
+LockFiles: TypeAlias = LocalFiles | RemoteFiles
+"""The files of a lock: each path that their methods take begins with the path of the lock."""
 
 
 def heartbeat_path(path: str) -> str:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from spdist.storage.objects import credentials
+from spdist.stores import credentials
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

@@ -1,25 +1,46 @@
-"""Files in the way of a target that this user may not remove: refused before any work, with their owner."""
+"""Remove local files and folders; refuse those that this user may not remove before any work, and name their owner."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from spdist.errors import InputError
-from spdist.storage import locations
+from spdist.foundation.processes import name_of_writer
+from spdist.stores.names import FAMILY, family_of
 
 
-def check_removable(*places: str) -> None:
-    """Refuse files and folders that this user may not remove.
+def remove(folder: Path) -> None:
+    """Delete a folder; a process that is killed meanwhile leaves no part of it in its place."""
+    shutil.rmtree(_set_aside(folder))
 
-    Where the system says otherwise than it acts, as NFS does for root, the removal fails, with the same line.
 
-    Raises `InputError` Names the owner.
+def discard(path: Path) -> None:
+    """Delete a file or a folder, as `remove`, as far as the system allows; it need not exist.
+
+    What an error left of a folder is tried once more, since most errors of a disk or of a network pass.
     """
-    for place in places:
-        if locations.is_local(place) and (stuck := _stuck(locations.local_path(place))) is not None:
-            raise not_removable(place, stuck)
+    if path.is_dir() and not path.is_symlink():
+        aside = _set_aside(path)
+        for _ in range(2):
+            shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            aside.rename(path)  # if it could not be deleted whole
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename a folder that is to be deleted; return its new path, or the old one if the system refuses."""
+    aside = Path(f"{family_of(str(folder))}{FAMILY}gone.{name_of_writer()}")
+    try:
+        return folder if folder.is_symlink() else folder.rename(aside)
+    except OSError:
+        return folder
 
 
 def not_removable(place: str, stuck: Path | None = None, why: str = "permission denied") -> InputError:
@@ -39,16 +60,16 @@ def not_removable(place: str, stuck: Path | None = None, why: str = "permission 
 def owner_of(place: str | Path) -> str:
     """Return the name of the user who owns a path, or the number of one without a name."""
     try:
-        return locations.local_path(str(place)).owner()
+        return Path(place).owner()
     except (OSError, KeyError):
         pass
     try:
-        return str(locations.local_path(str(place)).lstat().st_uid)
+        return str(Path(place).lstat().st_uid)
     except OSError:
         return "unknown"
 
 
-def _stuck(path: Path) -> Path | None:
+def what_keeps(path: Path) -> Path | None:
     """Return the path that keeps another one from being removed: itself, or a folder in or around it; None if none."""
     if not os.path.lexists(path):
         return None

@@ -9,8 +9,8 @@ import pytest
 from fsspec.config import conf
 
 from spdist.errors import InputError
-from spdist.storage import locations
-from spdist.storage.objects import credentials, service
+from spdist.stores import credentials, service
+from spdist.stores.registry import at
 
 KEY = "a2V5"
 
@@ -84,7 +84,7 @@ def test_stores_are_built_from_urls(monkeypatch):
 def test_without_credentials_there_is_one_line(monkeypatch, without_google_credentials, url, remedy):
     monkeypatch.setattr(service, "opens", lambda url: True)
     with pytest.raises(InputError, match=f"^{url}: cannot be reached: no .*{remedy}") as caught:
-        locations.open_store(url)
+        at(url).zarr_store()
     assert "\n" not in str(caught.value)
 
 

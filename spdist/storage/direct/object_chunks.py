@@ -7,22 +7,18 @@ only the codecs that spdist writes; Zarr reads and writes all others.
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from spdist.matrices.dtypes import ValueArray
-from spdist.storage.direct.chunks import CHECKSUM_BYTES, ChunkCodec, codec_of
-from spdist.storage.objects import service
-
-if TYPE_CHECKING:
-    import zarr
+from spdist.storage.direct.chunks import CHECKSUM_BYTES, ChunkCodec
+from spdist.stores import service
 
 AT_ONCE = 16
 """Most Zarr chunks that a process transfers at once."""
@@ -73,16 +69,6 @@ class ObjectChunks:
 
         _at_once(get, len(keys), self.codec.nbytes)
         return out
-
-
-def of_array(array: zarr.Array[Any]) -> ObjectChunks | None:
-    """Return the Zarr chunks of an array if obstore holds it and spdist writes these codecs.
-
-    Returns none if Zarr must read and write the array.
-    """
-    store = getattr(array.store_path.store, "store", None)
-    codec = codec_of(json.dumps(array.metadata.to_dict())) if store is not None else None
-    return None if codec is None else ObjectChunks(store, codec)
 
 
 def most_moving(nbytes: int) -> int:

@@ -13,7 +13,7 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 import spdist
-from spdist.storage import locations
+from spdist.stores.registry import at
 from tests.conftest import random_matrix
 
 
@@ -73,8 +73,8 @@ def test_a_file_is_imported(url, tmp_path):
 
 def test_parts_of_files(url, tmp_path):
     (tmp_path / "file").write_bytes(b"0123456789")
-    store, prototype = locations.open_store(url), default_buffer_prototype()
+    store, prototype = at(url).zarr_store(), default_buffer_prototype()
     spans = SuffixByteRequest(4), RangeByteRequest(2, 5), SuffixByteRequest(4)
-    found = [locations.wait(store.get("file", prototype, span)).to_bytes() for span in spans]
+    found = [at(url).wait(store.get("file", prototype, span)).to_bytes() for span in spans]
     assert found == [b"6789", b"234", b"6789"]
-    assert locations.wait(store.get("none", prototype, spans[0])) is None
+    assert at(url).wait(store.get("none", prototype, spans[0])) is None
