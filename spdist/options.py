@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
-from spdist.foundation.engines import ENGINES, Engine
 from spdist.foundation.units import check_count, counted
+from spdist.kernels.engine import find_engine
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -81,7 +81,7 @@ class ExecutionOptions:
     `spdist.multiply` explains each field.
     """
 
-    engine: Engine = "auto"
+    engine: str = "auto"
     # bytes, or a text such as ``"512MiB"``
     memory_limit: Bytes | None = None
     host_limit: Bytes | None = None
@@ -92,8 +92,7 @@ class ExecutionOptions:
 
     def check_engine(self) -> None:
         """Refuse an engine that does not exist."""
-        if self.engine not in ENGINES:
-            raise InputError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
+        find_engine(self.engine)
 
     def check(self) -> None:
         """Refuse an engine that does not exist, and numbers of workers or blocks that are none."""
@@ -164,7 +163,7 @@ class ProductKeywords(TypedDict, total=False):
 class EngineKeywords(TypedDict, total=False):
     """The engine and its memory limit."""
 
-    engine: Engine
+    engine: str
     memory_limit: Bytes | None
 
 

@@ -16,8 +16,8 @@ from spdist.applications.rows import numbers_of
 from spdist.applications.walks import COPIES, Pruning, most_bytes
 from spdist.applications.walks_in_memory import fit_on_gpu
 from spdist.errors import InputError, MatrixError
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import counted, parse_bytes
+from spdist.kernels.engine import find_engine
 from spdist.matrices.csr import from_scipy
 from spdist.options import DEFAULT_MEMORY_LIMIT, EngineKeywords, ExecutionOptions, FileKeywords, TaskKeywords, select
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
@@ -78,7 +78,7 @@ def load_graph(
 
 def _memory(execution: ExecutionOptions) -> int:
     """Return the bytes of the host that a graph and its walks may take."""
-    if execution.engine in GPU_ENGINES:
+    if find_engine(execution.engine).uses_gpu:
         return parse_bytes(execution.host_limit or DEFAULT_HOST_LIMIT)
     return parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)
 

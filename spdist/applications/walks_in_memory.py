@@ -14,6 +14,7 @@ from spdist.applications.walks_on_gpu import GpuWalks, first_walks_on_gpu
 from spdist.foundation.threads import run_in_threads
 from spdist.foundation.units import parse_bytes
 from spdist.kernels.cpu.finished.inflate import thread_bounds
+from spdist.kernels.engine import find_engine
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.options import EngineKeywords
 from spdist.storage.external_sort import Entries, sort_entries
@@ -62,7 +63,8 @@ def fit_on_gpu(n: int, edges: int, pruning: Pruning, engine: EngineKeywords) -> 
 
     Raises `InputError` if there is no GPU.
     """
-    if engine.get("engine") != "cuda":
+    chosen = find_engine(engine.get("engine", "auto"))
+    if not chosen.uses_gpu or chosen.uses_cpus:
         return False
     return max(2 * most_bytes(pruning, n), SORT_BYTES * edges) <= _gpu_limit(engine)
 
@@ -71,7 +73,7 @@ def _gpu_limit(engine: EngineKeywords) -> int:
     """Return the bytes of GPU memory that may be used."""
     from spdist.inmemory.through_gpu import check_gpu
 
-    check_gpu("cuda")
+    check_gpu(engine.get("engine", ""))
     from spdist.kernels.streaming.gpu_device import free_memory
 
     given = engine.get("memory_limit")

@@ -10,11 +10,12 @@ from typing import Any
 from spdist.foundation import phases
 from spdist.jobs.compiling.ahead import note_compiled
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
-from spdist.jobs.planning import PlanSource, check_values, request_of
+from spdist.jobs.planning import PlanSource, request_of
 from spdist.jobs.predicting.run_time import expectation
 from spdist.jobs.report import Callbacks, run_callbacks
 from spdist.jobs.starting.alone import alone, plan_if_short
 from spdist.kernels.cpu.reduce import reduce_linear
+from spdist.kernels.engine import find_engine
 from spdist.kernels.reduction_spec import Reduction, is_linear, spec_for
 from spdist.kernels.reduction_spec import check_values as check_reducible
 from spdist.matrices.csr import CSR
@@ -88,7 +89,7 @@ def request_to_reduce(
     spec.check(a, b, execution.engine)
     dtype = spec.dtype(a, b)
     check_reducible(what, dtype)
-    check_values(execution.engine, dtype)
+    find_engine(execution.engine).check_values(dtype)
     if what == "trace" and not spec.fused:
         spec = replace(spec, mask=Diagonal((a.nrows, b.ncols)))
     spec = replace(spec, per_row=spec_for(what, spec.per_row))
