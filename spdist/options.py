@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
-from spdist.foundation.engines import ENGINES, Engine
 from spdist.foundation.units import check_count, counted
+from spdist.kernels.engine import find_engine
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -124,7 +124,7 @@ class ExecutionOptions:
     `spdist.multiply` explains each field.
     """
 
-    engine: Engine = option("auto", "auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores")
+    engine: str = option("auto", "auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores")
     memory_limit: Bytes | None = option(
         None,
         f"of each worker, by default {DEFAULT_MEMORY_LIMIT}; with GPUs, of each GPU, by default 0.9 of what is free",
@@ -140,8 +140,7 @@ class ExecutionOptions:
 
     def check_engine(self) -> None:
         """Refuse an engine that does not exist."""
-        if self.engine not in ENGINES:
-            raise InputError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}")
+        find_engine(self.engine)
 
     def check(self) -> None:
         """Refuse an engine that does not exist, and invalid numbers of workers or blocks."""
@@ -259,7 +258,7 @@ class ProductKeywords(TypedDict, total=False):
 class EngineKeywords(TypedDict, total=False):
     """The engine and its memory limit."""
 
-    engine: Engine
+    engine: str
     memory_limit: Bytes | None
 
 

@@ -71,6 +71,11 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "spmv": {"cuda", "cpu", "bsr"},
     "streaming": {"cuda", "cpu", "rowwise_gpu", "hyspmm", "bsr"},
 }
+NAMES_OF_ENGINES = {"scipy", "numba", "cuda", "hybrid"}
+OTHER_MEANINGS = {  # files in which these words name packages, a folder, or formats for products with vectors
+    "foundation/settings.py", "jobs/compiling/ahead.py", "kernels/cuda/module.py", "operators/choice.py",
+    "scheduler/execution/announcer.py",
+}  # fmt: skip
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
     for path in PACKAGE.rglob("*.py")
@@ -211,3 +216,21 @@ def test_workflows_use_public_names(path):
     used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "spdist"}
     assert not {name for name in imported(path) if name.startswith("spdist.")}
     assert used <= set(spdist.__all__)
+
+
+def test_few_files_name_an_engine():
+    """All others ask the object: `spdist.kernels.engine`. "auto" is not counted, which is every default."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        file = str(path.relative_to(PACKAGE))
+        if path.name != "engine.py" and file not in OTHER_MEANINGS:
+            nodes = ast.walk(ast.parse(path.read_text()))
+            count = sum(isinstance(n, ast.Constant) and str(n.value) in NAMES_OF_ENGINES for n in nodes)
+            found |= {file: count} if count else {}
+    assert found == {
+        "inmemory/block_operands.py": 3,  # methods of `spgemm` for blocks; entries of a VBR
+        "inmemory/host_operands.py": 3,  # methods of `spgemm`
+        "kernels/bsr/multiply_cpu.py": 2,  # the pattern of dense blocks
+        "kernels/cpu/workspace.py": 2,  # the two kernels
+        "operators/partitioned.py": 1,  # workers with GPUs
+    }

@@ -68,7 +68,7 @@ def test_warnings_leave_json_alone(tmp_path, capsys, monkeypatch, scheduler):
     def check_values(*_) -> None:
         logging.getLogger("spdist").warning("said")
 
-    monkeypatch.setattr("spdist.jobs.by_rows.check_values", check_values)
+    monkeypatch.setattr("spdist.kernels.engine.Engine.check_values", check_values)
     words = ["multiply", a.url, a.url, str(tmp_path / "C.zarr"), "--scheduler", scheduler, "--json"]
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert cli.main(words) == 0

@@ -10,6 +10,7 @@ import pytest
 
 import spdist
 from spdist import options
+from spdist.kernels.engine import ENGINES
 
 CALLS = {
     "matmul": options.MatmulKeywords,
@@ -56,7 +57,7 @@ def test_docstrings_agree_with_declarations(name):
             assert kind.endswith(", optional") == (default is None), f"{one} : {kind}"
             assert (kind == "bool") == isinstance(default, bool), f"{one} : {kind}"
         if one == "engine" and kind:
-            assert kind == "{" + ", ".join(f'"{engine}"' for engine in options.ENGINES) + "}"
+            assert kind == "{" + ", ".join(f'"{engine}"' for engine in ENGINES) + "}"
 
 
 def test_every_keyword_of_a_command_has_its_words():

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from spdist.errors import MatrixError
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.by_rows import put_in_place
 from spdist.jobs.target import check_target
+from spdist.kernels.engine import find_engine
 from spdist.options import ApplicationKeywords, WhereKeywords, select
 from spdist.storage import groups
 from spdist.storage.atomic_replace import staged_file
@@ -64,17 +64,17 @@ def _held_with_steps(target: str, keywords: ApplicationKeywords) -> Iterator[Non
 def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
     """Yield the keywords that say where all products of an iteration run; worker processes start once."""
     where = select(keywords, WhereKeywords)
-    engine, count = where.get("engine", "auto"), where.get("workers")
-    if where.get("scheduler") is None and engine in GPU_ENGINES and count is None:
+    engine, count = find_engine(where.get("engine", "auto")), where.get("workers")
+    if where.get("scheduler") is None and engine.uses_gpu and count is None:
         from spdist.scheduler.execution.worker_process import count_gpus
 
         count = count_gpus() if count_gpus() > 1 else None  # a single GPU is used by this process
-    if count is None or engine == "hybrid":
+    if count is None or engine.mixes:
         yield where
         return
     from spdist.scheduler.execution.clients.cluster import workers
 
-    with workers(count, engine=engine) as scheduler:
+    with workers(count, engine=engine.name) as scheduler:
         kept: WhereKeywords = {**where, "workers": None, "scheduler": scheduler}
         yield kept
 

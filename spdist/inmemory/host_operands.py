@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from spdist.errors import InputError, MatrixError
 from spdist.inmemory import through_gpu
 from spdist.kernels.cpu.reduce import reduce_product
+from spdist.kernels.engine import find_engine
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.reduction_spec import Reduction, check_values, diagonal_pattern, is_linear
 from spdist.matrices.checks import check_product_shapes, check_structure
@@ -32,7 +33,7 @@ class Method:
 def _on_cpu(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR:
     from spdist.kernels.cpu import multiply as cpu
 
-    return cpu.multiply(a, b, engine=options.method, threads=options.thread_count, spec=spec)  # type: ignore[arg-type]
+    return cpu.multiply(a, b, engine=options.method, threads=options.thread_count, spec=spec)
 
 
 METHODS = {
@@ -137,7 +138,7 @@ def reduce(a: Any, b: Any, what: Reduction, spec: ProductSpec, options: InMemory
     spec.check_square((left.nrows, right.ncols))
     dtype = spec.semiring.result_dtype(left.dtype, right.dtype)
     check_values(what, dtype)
-    if options.method == "cuda" and not is_linear(what, spec, dtype):
+    if find_engine(options.method).uses_gpu and not is_linear(what, spec, dtype):
         if what == "trace" and not spec.fused:
             spec = replace(spec, mask=diagonal_pattern(0, left.nrows, right.ncols))
         return through_gpu.reduce(left, right, what, spec, options)

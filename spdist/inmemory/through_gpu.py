@@ -44,7 +44,7 @@ def multiply(a: CSR, b: CSR, spec: ProductSpec, options: InMemoryOptions) -> CSR
         If the smallest block does not fit.
     """
     spec.check_device()
-    check_gpu("cuda")
+    check_gpu(options.method)
     from spdist.kernels.streaming import pipeline
 
     device = _gpu(options.memory_limit, options.deterministic)
@@ -93,7 +93,7 @@ def reduce(a: CSR, b: CSR, what: Reduction, spec: ProductSpec, options: InMemory
         If there is no GPU, no CuPy to reach it, or no kernel for an option.
     """
     spec.check_device()
-    check_gpu("cuda")
+    check_gpu(options.method)
     from spdist.kernels.streaming import pipeline
 
     return final_value(what, pipeline.reduce(a, b, what, _gpu(options.memory_limit), spec=spec), b.ncols)

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spdist.errors import CorruptError, InputError, ResumeError
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import format_bytes, parse_bytes
 from spdist.jobs.check import verified
-from spdist.jobs.planning import PlanSource, check_values, request_of
+from spdist.jobs.planning import PlanSource, request_of
 from spdist.jobs.predicting.run_time import expectation
 from spdist.jobs.report import Callbacks, Report, recorder, run_callbacks
 from spdist.jobs.request import Request
@@ -27,6 +26,7 @@ from spdist.jobs.target import (
     remove_useless_remains,
     reserve_target,
 )
+from spdist.kernels.engine import find_engine
 from spdist.matrices.dtypes import blocksize
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions
 from spdist.scheduler.execution import worker_process
@@ -158,7 +158,7 @@ def _multiply_held(request: Request, begin: float) -> Report:
 
 def _run(job: Job, request: Request, begin: float) -> Report:
     """Run a job and report on it."""
-    if job.planning.request.engine in GPU_ENGINES and request.execution.scheduler is None:
+    if job.planning.request.on_gpu and request.execution.scheduler is None:
         worker_process.count_gpus()  # refuses before a plan is made
     if job.unfinished:
         request.callbacks.resumed(durable_part(job.unfinished))
@@ -199,7 +199,7 @@ def prepare(request: Request) -> Job | Report:
         if continued is not None:
             return continued
     planner.check_operands(a, b, execution.grid)
-    check_values(execution.engine, spec.dtype(a, b))
+    find_engine(execution.engine).check_values(spec.dtype(a, b))
     planning = replace(request_of(a, b, spec, execution), to_objects=at(request.target).transfers_chunks)
     check_target(request.target, overwrite=request.output.overwrite)
     return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts, _names(request))

@@ -14,6 +14,7 @@ from spdist.jobs.operands import are_in_memory, resolved, transposed
 from spdist.jobs.report import Callbacks
 from spdist.jobs.save import save
 from spdist.jobs.target import check_target
+from spdist.kernels.engine import find_engine
 from spdist.kernels.reduction_spec import reduction_of
 from spdist.options import ExecutionOptions, InMemoryOptions, OutputOptions, ProductOptions
 from spdist.storage.lock import hold_target
@@ -114,10 +115,11 @@ def _multiply_in_memory(a: Any, b: Any, product: ProductOptions, execution: Exec
 
 def _in_memory_options(execution: ExecutionOptions) -> InMemoryOptions:
     """Return the options with which an engine multiplies matrices in memory."""
-    if execution.engine == "hybrid":
-        logger.info("engine hybrid: matrices in memory are multiplied by the GPU alone")
+    engine = find_engine(execution.engine)
+    if engine.mixes:
+        logger.info("engine %s: matrices in memory are multiplied by the GPU alone", engine.name)
     limit = None if execution.memory_limit is None else parse_bytes(execution.memory_limit)
-    return InMemoryOptions("cuda" if execution.engine == "hybrid" else execution.engine, memory_limit=limit)
+    return InMemoryOptions(engine.on_worker(lambda: True).name, memory_limit=limit)
 
 
 def reduce(
@@ -153,8 +155,10 @@ def reduce(
     """
     reduction = reduction_of(*what)
     execution.check()
-    if execution.engine == "scipy":
-        raise InputError("engine='scipy' has no reductions: choose engine='auto', 'numba', 'cuda' or 'hybrid'")
+    if find_engine(execution.engine).plain_only:
+        raise InputError(
+            f"engine={execution.engine!r} has no reductions: choose engine='auto', 'numba', 'cuda' or 'hybrid'"
+        )
     if are_in_memory(*operands, product.mask):
         from spdist.inmemory import host_operands
         from spdist.inmemory import spgemm as inmemory

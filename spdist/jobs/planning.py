@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from spdist.errors import InputError
 from spdist.foundation.cpus import cpus_per_worker
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import parse_bytes
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
-from spdist.matrices.dtypes import blocksize, number_dtype
+from spdist.kernels.engine import find_engine
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions, ProductOptions
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
@@ -97,7 +94,7 @@ def planned_request(a: MatrixLike, b: MatrixLike, product: ProductOptions, execu
     spec = stored_spec(product)
     left, right = open_factors(a, b)
     check_fit(left, right, spec, execution)
-    check_values(execution.engine, spec.dtype(left, right))
+    find_engine(execution.engine).check_values(spec.dtype(left, right))
     return request_of(left, right, spec, execution)
 
 
@@ -110,7 +107,7 @@ def request_of(
     Raises `InputError` As `limits_of`.
     """
     limits = limits_of(execution)
-    threads = 1 if execution.engine in GPU_ENGINES else min(cpus_per_worker(execution.workers), MOST_THREADS)
+    threads = 1 if find_engine(execution.engine).uses_gpu else min(cpus_per_worker(execution.workers), MOST_THREADS)
     grid = execution.grid
     return PlanRequest(a, b, execution.engine, limits.memory, limits.host, grid, spec, writes_c, threads)
 
@@ -125,30 +122,6 @@ def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, executi
     spec.check(a, b, execution.engine)
 
 
-def check_values(engine: str, dtype: np.dtype[Any]) -> None:
-    """Refuse values of C that the engine does not multiply.
-
-    `dtype`: dtype of C; a subarray dtype for dense blocks.
-    Raises `InputError` if the engine does not multiply such values.
-
-    Examples
-    --------
-    >>> check_values("numba", np.dtype(np.int8))
-    """
-    if engine == "scipy" and blocksize(dtype) is not None:
-        raise InputError(f"engine={engine!r} does not multiply block matrices: choose engine='auto'")
-    number = number_dtype(dtype)
-    if engine in GPU_ENGINES and blocksize(dtype) is not None and number.kind not in "fc":
-        raise InputError(
-            f"engine={engine!r} multiplies float and complex values, not {number}, in blocks: choose 'auto'"
-        )
-    if engine in GPU_ENGINES and number.kind in "iu" and number.itemsize < 4:
-        raise InputError(
-            f"engine={engine!r} multiplies floats, complex values, bools, and whole numbers of 32 or 64 bits, not "
-            f"{number}: choose engine='auto'"
-        )
-
-
 def limits_of(execution: ExecutionOptions) -> Limits:
     """Return the limits in bytes, with defaults for limits that were not given.
 
@@ -160,7 +133,7 @@ def limits_of(execution: ExecutionOptions) -> Limits:
     >>> limits_of(ExecutionOptions(memory_limit="1KiB"))
     Limits(memory=1024, host=None)
     """
-    if execution.engine not in GPU_ENGINES:
+    if not find_engine(execution.engine).uses_gpu:
         if execution.host_limit is not None:
             raise InputError(
                 f"host_limit={execution.host_limit} is for GPUs: engine={execution.engine!r} has its memory_limit on "

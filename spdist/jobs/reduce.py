@@ -8,11 +8,12 @@ from typing import Any
 
 from spdist.foundation import phases
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
-from spdist.jobs.planning import PlanSource, check_values, request_of
+from spdist.jobs.planning import PlanSource, request_of
 from spdist.jobs.predicting.run_time import expectation
 from spdist.jobs.report import Callbacks, run_callbacks
 from spdist.jobs.starting.start import ready_to_run
 from spdist.kernels.cpu.reduce import reduce_linear
+from spdist.kernels.engine import find_engine
 from spdist.kernels.reduction_spec import Reduction, is_linear, spec_for
 from spdist.kernels.reduction_spec import check_values as check_reducible
 from spdist.matrices.csr import CSR
@@ -86,7 +87,7 @@ def request_to_reduce(
     spec.check(a, b, execution.engine)
     dtype = spec.dtype(a, b)
     check_reducible(what, dtype)
-    check_values(execution.engine, dtype)
+    find_engine(execution.engine).check_values(dtype)
     if what == "trace" and not spec.fused:
         spec = replace(spec, mask=Diagonal((a.nrows, b.ncols)))
     spec = replace(spec, per_row=spec_for(what, spec.per_row))

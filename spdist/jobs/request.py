@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from spdist.errors import InputError
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.operands import transposed_copies, with_transposed_shape
 from spdist.jobs.planning import check_fit, limits_of
 from spdist.jobs.report import Callbacks
 from spdist.jobs.target import check_apart, check_file, check_target
+from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions, OutputOptions
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.names.names import NO_NAMES, AxisNames
@@ -56,7 +56,7 @@ class Request:
         a = with_transposed_shape(self.a) if self.transpose_a else self.a
         b = with_transposed_shape(self.b) if self.transpose_b else self.b
         check_fit(a, b, self.spec, self.execution)
-        if self.execution.engine not in GPU_ENGINES:
+        if not find_engine(self.execution.engine).uses_gpu:
             limits_of(self.execution)
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import InputError
-from spdist.foundation.engines import GPU_ENGINES
+from spdist.kernels.engine import find_engine
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.kernels.reduction_spec import diagonal_pattern
 from spdist.matrices.checks import check_canonical, check_mask_shape
@@ -76,21 +76,14 @@ class StoredProductSpec:
         Raises `MatrixError` if the mask has another shape than C, a triangle is asked of a C that is not square, or
         complex values would have to be compared.
         """
-        if not self.plain and engine in GPU_ENGINES:
-            self.per_row.check_device()
-        elif not self.plain and engine not in ("auto", "numba"):
-            raise InputError(
-                f"engine={engine!r} makes whole products by plus and times: for semirings, masks, triangles, top_n and "
-                f"threshold choose engine='auto' or 'numba'"
-            )
+        multiplies = find_engine(engine)
         if not self.plain:
+            multiplies.check_options(self.per_row)
             refuse_blocks("semirings, masks, triangles, epilogues, threshold and top_n", a, b, self.mask)
         shape = a.nrows, b.ncols
         self.per_row.check_square(shape)
         self.per_row.check(shape, self.dtype(a, b))
-        if (
-            self.per_row.functions and engine != "cuda"
-        ):  # the engine cuda takes expressions in C instead of Python functions
+        if self.per_row.functions and multiplies.uses_cpus:  # a GPU takes expressions in C instead
             from spdist.kernels.cpu import numba_compile
 
             numba_compile.check_functions(self.per_row.functions, self.dtype(a, b))

@@ -147,7 +147,7 @@ def test_warm_up_compiles_each_kind_in_processes(monkeypatch, capsys):
 @pytest.mark.parametrize("options", ["plain", "selection", "mask"])
 def test_kinds_of_warm_up(options, monkeypatch):
     made = []
-    monkeypatch.setattr(warm_up, "compile_kernels", lambda a, b, spec: made.append((a, b, spec)))
+    monkeypatch.setattr(warm_up, "compile_kernels", lambda a, b, spec, engine: made.append((a, b, spec)))
     warm_up._compile_case("complex64" if options == "selection" else "float32", 1 << 31, options)
     a, b, spec = made[0]
     assert (a.indices.dtype, b.indices.dtype, b.ncols) == (np.int64, np.int64, 1 << 31)

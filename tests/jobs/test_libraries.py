@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from spdist.jobs.starting import libraries
+from spdist.kernels.engine import ENGINES, find_engine
+from spdist.kernels.streaming.engine import CUDA
 
 
 def wait_for_threads():
@@ -34,12 +36,14 @@ def test_what_is_loaded(monkeypatch, engine, memory_limit, asked):
 
 def test_an_error_is_left_to_the_product(monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "cupy", None)  # importing it raises
-    monkeypatch.setattr(libraries, "KERNELS", {"cuda": "spdist.no_such_module"})
+    monkeypatch.setattr(CUDA, "module", "spdist.no_such_module")
     libraries.load_early("cuda", None)
     wait_for_threads()
     assert capfd.readouterr() == ("", "")
 
 
 def test_modules_are_there():
-    for name in libraries.KERNELS.values():
+    modules = {find_engine(name).module for name in ENGINES} - {""}
+    assert len(modules) == 2
+    for name in modules:
         assert libraries.importlib.import_module(name)

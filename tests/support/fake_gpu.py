@@ -29,14 +29,14 @@ class SlowDevice(HostDevice):
 
 def dask_setup(worker: Any) -> None:
     """Put the device where a worker looks for its GPU; Dask calls this when the worker starts."""
+    from spdist.kernels.cpu.engine import CpuMultiplier
     from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
     from spdist.kernels.streaming import gpu_device
     from spdist.scheduler.execution import worker_process
-    from spdist.scheduler.execution.worker import WorkerContext
 
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         if LATE in os.environ:
-            _be_late(WorkerContext, float(os.environ[LATE]))
+            _be_late(CpuMultiplier, float(os.environ[LATE]))
         return
 
     worker_process.gpu_name = lambda: "host memory"
@@ -44,9 +44,9 @@ def dask_setup(worker: Any) -> None:
     rowwise_gpu.compile_kernels = lambda *_: None
 
 
-def _be_late(context: Any, seconds: float) -> None:
+def _be_late(kind: Any, seconds: float) -> None:
     """Let a CPU worker take longer for its third block, and fit only half of that block's rows."""
-    multiply, calls = context.multiply_rows, []
+    multiply, calls = kind.multiply_rows, []
 
     def late(self: Any, a: Any, b: Any, capacity: int, *rest: Any) -> Any:
         calls.append(1)
@@ -55,4 +55,4 @@ def _be_late(context: Any, seconds: float) -> None:
             capacity = int(multiply(self, a, b, capacity, *rest).indptr[a.nrows // 2])
         return multiply(self, a, b, capacity, *rest)
 
-    context.multiply_rows = late
+    kind.multiply_rows = late

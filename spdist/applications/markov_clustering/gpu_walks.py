@@ -11,6 +11,7 @@ from spdist.applications.markov_clustering.pruning import DTYPE, Pruning
 from spdist.applications.markov_clustering.rows import inflate, stacked
 from spdist.applications.markov_clustering.walks import COPIES, finished, most_bytes
 from spdist.foundation.units import parse_bytes
+from spdist.kernels.engine import find_engine
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import index_dtype
 from spdist.options import EngineKeywords
@@ -27,11 +28,12 @@ SORT_BYTES = 200
 
 
 def fit_on_gpu(n: int, edges: int, pruning: Pruning, engine: EngineKeywords) -> bool:
-    """Whether the engine is "cuda", and walks cannot outgrow half of the current GPU's memory.
+    """Whether the engine uses GPUs alone, and walks cannot outgrow half of the current GPU's memory.
 
     Raises `InputError` if there is no GPU.
     """
-    if engine.get("engine") != "cuda":
+    chosen = find_engine(engine.get("engine", "auto"))
+    if not chosen.uses_gpu or chosen.uses_cpus:
         return False
     return max(2 * most_bytes(pruning, n), SORT_BYTES * edges) <= gpu_limit(engine)
 
@@ -40,7 +42,7 @@ def gpu_limit(engine: EngineKeywords) -> int:
     """Return the bytes of GPU memory that may be used."""
     from spdist.inmemory.through_gpu import check_gpu
 
-    check_gpu("cuda")
+    check_gpu(engine.get("engine", ""))
     from spdist.kernels.streaming.gpu_device import free_memory
 
     given = engine.get("memory_limit")

@@ -17,8 +17,8 @@ from spdist.applications.markov_clustering.rows import numbers_of
 from spdist.applications.markov_clustering.walks import COPIES, most_bytes
 from spdist.applications.operands import WEIGHTS, check_square, check_values, name_of, opened
 from spdist.errors import InputError, MatrixError
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import counted, parse_bytes
+from spdist.kernels.engine import find_engine
 from spdist.matrices.csr import from_scipy
 from spdist.options import DEFAULT_MEMORY_LIMIT, EngineKeywords, ExecutionOptions, FileKeywords, TaskKeywords, select
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT
@@ -77,7 +77,7 @@ def load_graph(
 
 def _memory(execution: ExecutionOptions) -> int:
     """Return the bytes of the host that a graph and its walks may take."""
-    if execution.engine in GPU_ENGINES:
+    if find_engine(execution.engine).uses_gpu:
         return parse_bytes(execution.host_limit or DEFAULT_HOST_LIMIT)
     return parse_bytes(execution.memory_limit or DEFAULT_MEMORY_LIMIT)
 

@@ -18,13 +18,13 @@ from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 
-from spdist.foundation.engines import GPU_ENGINES
-from spdist.kernels.cpu.sources import kernel_sources
 from spdist.kernels.cpu.workspace import WINDOW
+from spdist.kernels.engine import Engine, find_engine
 from spdist.kernels.product_spec import ProductSpec
+from spdist.kernels.sources import kernel_sources
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.worker import cpu_engine, load_cpu_kernels, tiny_product
+from spdist.scheduler.execution.worker import load_cpu_kernels, tiny_product
 from spdist.storage.foreign.checked import cache_folder
 
 SLICES = "spdist.kernels.cpu.slices"
@@ -37,10 +37,10 @@ def compile_ahead(job: JobSpec) -> Future[None]:
     Returns done once workers find the kernels in the cache. It holds an error that they will meet too.
     """
     future: Future[None] = Future()
-    if job.engine == "scipy" or job.engine in GPU_ENGINES or job.product.per_row.functions:
+    if not _compiles(job):
         future.set_result(None)
         return future
-    a, b, spec = tiny_product(job)
+    (a, b, spec), engine = tiny_product(job), find_engine(job.engine).for_values(job.a.dtype)
     note = note_of(a, b, spec, merges=len(job.pieces) > 1)
     if is_noted(note):
         future.set_result(None)
@@ -48,7 +48,7 @@ def compile_ahead(job: JobSpec) -> Future[None]:
 
     def work() -> None:
         try:
-            compile_kernels(a, b, spec, merges=len(job.pieces) > 1, engine=cpu_engine(job))
+            compile_kernels(a, b, spec, engine, merges=len(job.pieces) > 1)
             future.set_result(None)
         except BaseException as error:
             future.set_exception(error)
@@ -57,21 +57,27 @@ def compile_ahead(job: JobSpec) -> Future[None]:
     return future
 
 
-def compile_kernels(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool = False, engine: str = "numba") -> None:
+def compile_kernels(a: CSR, b: CSR, spec: ProductSpec, engine: Engine, *, merges: bool = False) -> None:
     """Compile the kernels of a product, or load them, and note that they are in the cache.
 
     `a, b`: of one row: types and sizes as `tiny_product` returns them.
     `merges`: whether partial products are merged.
     """
-    load_cpu_kernels(a, b, spec, "auto" if engine == "auto" else "numba", merges=merges)
+    load_cpu_kernels(a, b, spec, engine, merges=merges)
     _note(a, b, spec, merges=merges)
 
 
 def note_compiled(job: JobSpec) -> None:
     """Note that the kernels of a job, which this process has made, are in the cache."""
-    if job.engine not in GPU_ENGINES and not job.product.per_row.functions and SLICES in sys.modules:
+    if _compiles(job) and SLICES in sys.modules:
         a, b, spec = tiny_product(job)
         _note(a, b, spec, merges=len(job.pieces) > 1)
+
+
+def _compiles(job: JobSpec) -> bool:
+    """Whether kernels of the CPU multiply, and the cache on disk keeps them."""
+    engine = find_engine(job.engine)
+    return engine.compiles and not engine.uses_gpu and not job.product.per_row.functions
 
 
 def _note(a: CSR, b: CSR, spec: ProductSpec, *, merges: bool) -> None:

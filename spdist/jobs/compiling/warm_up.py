@@ -15,10 +15,11 @@ import scipy.sparse as sp
 
 from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
-from spdist.foundation.engines import ENGINES, GPU_ENGINES
 from spdist.jobs import dispatch, planning, save
 from spdist.jobs.compiling.ahead import compile_kernels
+from spdist.kernels.cpu.engine import NUMBA
 from spdist.kernels.cpu.workspace import WINDOW
+from spdist.kernels.engine import ENGINES, find_engine
 from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import index_dtype
@@ -50,16 +51,17 @@ def warm_up(
     Returns ``engine``, ``dtypes``, number of ``products`` whose kernels are there now, and ``seconds``.
     Raises `InputError` if there is no such engine or dtype, or no GPU for an engine that needs one.
     """
-    if engine not in ENGINES or engine == "scipy":
+    if engine not in ENGINES or not find_engine(engine).compiles:
         raise InputError(f"engine={engine!r} compiles nothing ahead: write auto, numba, cuda or hybrid")
     for dtype in dtypes:
         _check_dtype(dtype)
     begin, done = time.perf_counter(), 0
     cases = list(itertools.product(dtypes, WIDTHS, OPTIONS))
-    on_gpu = list(itertools.product(dtypes, OPTIONS)) if engine in GPU_ENGINES else []
+    with_gpu = find_engine(engine).on_worker(lambda: True)
+    on_gpu = list(itertools.product(dtypes, OPTIONS)) if with_gpu.uses_gpu else []
     total = len(cases) + len(on_gpu)
     for dtype, options in on_gpu:
-        _compile_for_gpu(dtype, options)
+        _compile_for_gpu(with_gpu.name, dtype, options)
         progress(done := done + 1, total)
     count = processes or count_cpus()
     spawn = multiprocessing.get_context("spawn")
@@ -93,13 +95,13 @@ def _compile_case(dtype: str, ncols: int, options: str) -> None:
         "selection": ProductSpec(top_n=1, threshold=0) if is_real else ProductSpec(),
         "mask": ProductSpec(mask=b),
     }
-    compile_kernels(a, b, specs[options])
+    compile_kernels(a, b, specs[options], NUMBA)
     if options == "plain" and ncols == WIDTHS[0]:
         stored = save.save(f"memory://spdist-warm-up-{dtype}.zarr", _one(dtype), overwrite=True)
         planning.plan(stored, stored, ProductOptions(), ExecutionOptions())
 
 
-def _compile_for_gpu(dtype: str, options: str) -> None:
+def _compile_for_gpu(engine: str, dtype: str, options: str) -> None:
     """Compile the kernels of one kind of product for the GPU."""
     one = _one(dtype)
     product = {
@@ -107,7 +109,7 @@ def _compile_for_gpu(dtype: str, options: str) -> None:
         "selection": ProductOptions(top_n=1, threshold=0),
         "mask": ProductOptions(mask=one),
     }[options]
-    dispatch.matmul((one, one), None, product, ExecutionOptions(engine="cuda"), OutputOptions())
+    dispatch.matmul((one, one), None, product, ExecutionOptions(engine=engine), OutputOptions())
 
 
 def _one(dtype: str) -> sp.csr_array:

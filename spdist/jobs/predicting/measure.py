@@ -19,7 +19,6 @@ import numpy as np
 
 from spdist.errors import InputError, SpdistError
 from spdist.foundation.cpus import count_cpus
-from spdist.foundation.engines import Engine
 from spdist.jobs.planning import PlanSource, planned_request
 from spdist.jobs.predicting.machine import (
     TYPICAL_CORE,
@@ -31,7 +30,9 @@ from spdist.jobs.predicting.machine import (
 )
 from spdist.jobs.predicting.predict import predict
 from spdist.jobs.report import Report
+from spdist.kernels.cpu.engine import NUMBA
 from spdist.kernels.cpu.multiply import multiply
+from spdist.kernels.streaming.engine import CUDA
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.execution import worker_process
@@ -99,9 +100,8 @@ def measure_machine(
         progress(done := done + 1, steps)
         found = _with_storage(found, Path(place) / "B.zarr")
         progress(done := done + 1, steps)
-        engines: list[Engine] = ["numba", "cuda"]
-        for engine in engines[: steps - 2]:
-            found = _with_command(found, a, Path(place), engine)
+        for engine in (NUMBA, CUDA)[: steps - 2]:
+            found = _with_command(found, a, Path(place), engine.name)
             progress(done := done + 1, steps)
     if found.is_busy:
         found = replace(found, gains=before.gains, strain=before.strain, paces=before.paces, seen=before.seen)
@@ -117,11 +117,11 @@ def _with_products(machine: Machine, a: CSR) -> Machine:
     scattered = CSR(np.arange(n + 1) * length, columns.ravel(), rng.random(n * length), (n, n))
     slowness, gain, strain, is_busy = 1.0, 1.0, 1.0, False
     for m in (a, scattered):
-        multiply(m, m, engine="numba", threads=machine.cpus)  # loads the kernels
+        multiply(m, m, engine=NUMBA.name, threads=machine.cpus)  # loads the kernels
         with _spent() as one:
-            c = multiply(m, m, engine="numba")
+            c = multiply(m, m, engine=NUMBA.name)
         with _spent() as all_cpus:
-            multiply(m, m, engine="numba", threads=machine.cpus)
+            multiply(m, m, engine=NUMBA.name, threads=machine.cpus)
         expected = float(np.diff(m.indptr)[m.indices].sum()) / machine.core.product + c.nnz / machine.core.entry
         slowness *= one.cpu / expected
         gain *= max(1.0, one.cpu / all_cpus.wall)
@@ -152,7 +152,7 @@ def _with_storage(machine: Machine, place: Path) -> Machine:
     return replace(machine, core=core, gains={**machine.gains, "read": reading.gain, "write": writing.gain})
 
 
-def _with_command(machine: Machine, a: StoredMatrix, folder: Path, engine: Engine) -> Machine:
+def _with_command(machine: Machine, a: StoredMatrix, folder: Path, engine: str) -> Machine:
     """Add the waits of a command, and how long its run takes compared with what is predicted."""
     target = folder / f"{engine}.zarr"
     report = _run(a, target, engine)

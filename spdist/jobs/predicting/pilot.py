@@ -6,16 +6,16 @@ share. Rates of other matrices say little about it; some milliseconds of the mat
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from spdist.kernels.cpu.prepare import EngineOrAuto
+from spdist.kernels.engine import WorkerLimits, find_engine
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.worker import multiply_on_cpu
 from spdist.scheduler.planner.plan import Plan, Rates
 from spdist.scheduler.planner.stored_rows import Lengths, row_lengths
 from spdist.storage.chunked_array import compresses
@@ -62,12 +62,14 @@ def pilot(job: JobSpec, plan: Plan, core: Rates, tuning: PilotTuning | None = No
     a = CSR(a.indptr, place.astype(a.indices.dtype), a.data, (a.nrows, len(needed)))
     # The upper triangle of rows from all over A is another one: whole rows are made, and products counted alike.
     product = replace(job.product, per_row=replace(job.product.per_row, triangle=None))
-    engine: EngineOrAuto = "scipy" if job.engine == "scipy" else "numba"
+    limits = WorkerLimits()
+    engine = find_engine(job.engine).settled(job.a, job.b, job.product, (sys.maxsize,), limits).for_values(a.dtype)
     spec = product.of_rows(0, a.nrows, mask)
-    c = multiply_on_cpu(a, b, products, engine, spec)
+    multiplier = engine.begin(limits, lambda *_: None)
+    c = multiplier.multiply_rows(a, b, products, 0, spec)
     begin = time.process_time()
     for _ in range(tuning.repeats):
-        c = multiply_on_cpu(a, b, products, engine, spec)
+        c = multiplier.multiply_rows(a, b, products, 0, spec)
     seconds = (time.process_time() - begin) / tuning.repeats
     return Pilot(seconds / (products / core.product + c.nnz / core.entry), bool(compresses(c.data)))
 

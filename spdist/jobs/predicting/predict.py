@@ -11,7 +11,6 @@ from typing import Any
 
 from spdist.errors import InputError
 from spdist.foundation import phases
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.compiling.ahead import is_noted, note_of
 from spdist.jobs.operands import MatrixLike
 from spdist.jobs.planning import PlanSource, planned_request
@@ -19,6 +18,7 @@ from spdist.jobs.predicting.machine import Machine, is_short_here, start_of, thi
 from spdist.jobs.predicting.pilot import pilot
 from spdist.jobs.predicting.run_time import paced_seconds, stage_seconds
 from spdist.jobs.reduce import is_by_vectors, request_to_reduce
+from spdist.kernels.engine import find_engine
 from spdist.kernels.reduction_spec import Reduction
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.execution.records import JobSpec
@@ -163,8 +163,10 @@ def predict(source: PlanSource, made: Plan, planning: float, machine: Machine) -
 
 def are_compiled(job: JobSpec, one_block: bool) -> bool:
     """Whether the kernels of a job are there: in the cache of those for CPUs, or none are needed."""
-    by_scipy = job.engine == "scipy" or (job.engine == "auto" and job.product.plain and one_block)
-    if job.engine in GPU_ENGINES or by_scipy:
+    engine = find_engine(job.engine)
+    if one_block:
+        engine = engine.at_first(job.product.plain)
+    if engine.uses_gpu or not engine.compiles:
         return True
     a, b, spec = tiny_product(job)
     return is_noted(note_of(a, b, spec, merges=len(job.pieces) > 1))

@@ -8,6 +8,7 @@ from spdist.errors import InputError
 from spdist.foundation import phases
 from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.planning import PlanSource
+from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.supervision import probe
@@ -97,4 +98,4 @@ def is_short(plan: Plan) -> bool:
 
 
 def _has_workers(execution: ExecutionOptions) -> bool:
-    return execution.workers is not None or execution.scheduler is not None or execution.engine == "hybrid"
+    return execution.workers is not None or execution.scheduler is not None or find_engine(execution.engine).mixes

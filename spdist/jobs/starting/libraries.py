@@ -10,22 +10,22 @@ import importlib
 import threading
 from collections.abc import Callable
 
-KERNELS = {"numba": "spdist.kernels.cpu.numba_engine", "cuda": "spdist.kernels.streaming.pipeline"}
-"""What an engine loads when its first block is multiplied: Numba, and the modules that use it."""
+from spdist.kernels.engine import ENGINES, find_engine
 
 
 def load_early(engine: str, memory_limit: str | None) -> None:
     """Begin to load what an engine needs; whoever uses it waits until it is there.
 
-    `engine`: of a product that this process makes. Nothing is loaded for "auto", which may need none of it.
+    `engine`: of a product that this process makes. Nothing is loaded for one that may need none of it.
     `memory_limit`: as the user gave it. Without one, planning asks the GPU for its free memory.
     """
-    if engine not in KERNELS:
+    chosen = find_engine(engine) if engine in ENGINES else None
+    if chosen is None or not chosen.module:
         return
     import numpy  # noqa: F401 (whole, before threads load what imports parts of it)
 
-    _in_thread(lambda: importlib.import_module(KERNELS[engine]))
-    if engine == "cuda":
+    _in_thread(lambda: importlib.import_module(chosen.module))
+    if chosen.uses_gpu:
         _in_thread(_load_cupy if memory_limit is not None else _make_context)
 
 

@@ -14,11 +14,11 @@ from distributed import Client
 
 from spdist.errors import InputError
 from spdist.foundation import phases
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.jobs.compiling.ahead import compile_ahead
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.jobs.starting.ready import Ready
+from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.clients.cluster import connect
@@ -127,13 +127,12 @@ class _Start:
     def count_early_workers(self) -> int:
         """Return the number of workers to start before there is a plan: 0 to plan first."""
         request, execution = self.source.request, self.execution
-        on_gpu = request.engine in GPU_ENGINES
-        if self.local or request.engine == "hybrid" or execution.scheduler is not None:
+        if self.local or find_engine(request.engine).mixes or execution.scheduler is not None:
             return 0
-        most = execution.workers or (worker_process.count_gpus() if on_gpu else 0)
+        most = execution.workers or (worker_process.count_gpus() if request.on_gpu else 0)
         a, b = request.a, request.b
         products = a.nnz * b.nnz // max(b.nrows, 1)  # as if all rows of B had one length
-        return most if products >= most * (GPU_BLOCK_PRODUCTS if on_gpu else MAX_BLOCK_PRODUCTS) else 0
+        return most if products >= most * (GPU_BLOCK_PRODUCTS if request.on_gpu else MAX_BLOCK_PRODUCTS) else 0
 
 
 def _wait_for(kernels: Future[None] | None, supervisor: Supervisor) -> None:

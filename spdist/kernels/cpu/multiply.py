@@ -13,8 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from spdist.errors import InputError
-from spdist.kernels.cpu.prepare import EngineOrAuto, PreparedProduct, RowBuffers, RowsOfProduct, prepare
+from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers, RowsOfProduct, prepare
 from spdist.kernels.cpu.product_counts import estimate_products
+from spdist.kernels.cpu.workspace import SCIPY
 from spdist.kernels.product_spec import PLAIN, ProductSpec
 from spdist.matrices.csr import CSR, empty
 
@@ -28,7 +29,7 @@ def multiply(
     a: CSR,
     b: CSR,
     *,
-    engine: EngineOrAuto = "auto",
+    engine: str = "auto",
     threads: int = 1,
     workspace_limit: int | None = None,
     spec: ProductSpec = PLAIN,
@@ -78,7 +79,7 @@ def multiply_rows(
     start: int,
     capacity: int,
     *,
-    engine: EngineOrAuto = "auto",
+    engine: str = "auto",
     threads: int = 1,
     workspace_limit: int | None = None,
     spec: ProductSpec = PLAIN,
@@ -150,7 +151,7 @@ def _fill_buffers(product: PreparedProduct, capacity: int | None, start: int, st
 
 def _rows_of(product: PreparedProduct, start: int, stop: int, threads: int) -> RowsOfProduct:
     """Return rows of a product, ready to be made; "numba" is imported by this."""
-    if product.engine == "scipy":
+    if product.engine == SCIPY:
         from spdist.kernels.cpu import scipy_engine
 
         return scipy_engine.ScipyRows(product, start, stop, threads)

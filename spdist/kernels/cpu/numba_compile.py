@@ -24,8 +24,8 @@ from numba.np.numpy_support import as_dtype, from_dtype
 from spdist.errors import InputError
 from spdist.foundation.phases import COMPILATIONS
 from spdist.kernels.cpu.part_compiler import PartCompiler
-from spdist.kernels.cpu.sources import kernel_sources
 from spdist.kernels.semirings import Semiring
+from spdist.kernels.sources import kernel_sources
 from spdist.matrices.dtypes import ValueArray
 
 # No compiled function makes arrays, so that references need not be counted: threads would contend for the counters.

@@ -7,38 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from spdist.errors import InputError
 from spdist.kernels.cpu.product_counts import SAMPLE, estimate_products
-from spdist.kernels.cpu.workspace import SMALL_PRODUCTS, WINDOW, Engine, cpu_workspace
+from spdist.kernels.cpu.workspace import NUMBA, SCIPY, SMALL_PRODUCTS, WINDOW, cpu_workspace
+from spdist.kernels.engine import MatrixSizes
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.checks import check_product_shapes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray, index_dtype, result_dtype
 
-EngineOrAuto = Literal["auto", "scipy", "numba"]
-
 _loaded: set[tuple[Any, ...]] = set()
 """Specialisations whose plain kernels this process has loaded; `mark_loaded` adds to them."""
 _left_to_scipy: Counter[tuple[Any, ...]] = Counter()
 """Estimated products that ``engine="auto"`` has left to SciPy in this process, by specialisation."""
-
-
-class MatrixSizes(Protocol):
-    """A matrix in memory or in storage, of which only the sizes are asked."""
-
-    @property
-    def ncols(self) -> int: ...  # noqa: D102
-
-    @property
-    def nnz(self) -> int: ...  # noqa: D102
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...  # noqa: D102
 
 
 class RowBuffers(NamedTuple):
@@ -74,7 +60,7 @@ class PreparedProduct:
     b: CSR
     dtype: np.dtype[Any]  # dtype of C
     threads: int  # most threads to use
-    engine: Engine
+    engine: str  # SCIPY or NUMBA
     spec: ProductSpec
     longest: int  # bound on the entries of a row of C
 
@@ -97,7 +83,7 @@ class PreparedProduct:
 
 
 def prepare(
-    a: CSR, b: CSR, engine: EngineOrAuto, threads: int, workspace_limit: int | None, spec: ProductSpec
+    a: CSR, b: CSR, engine: str, threads: int, workspace_limit: int | None, spec: ProductSpec
 ) -> PreparedProduct:
     """Check a product, choose its engine, and convert its operands.
 
@@ -105,11 +91,11 @@ def prepare(
     Raises `MatrixError, InputError` As for `multiply.multiply`.
     """
     check_product_shapes(a.shape, b.shape)
-    if engine not in ("auto", "scipy", "numba"):
+    if engine not in ("auto", SCIPY, NUMBA):
         raise InputError(f"engine={engine!r} is not one of auto, scipy, numba")
     if threads < 1:
         raise InputError(f"threads={threads} must be at least 1")
-    if engine == "scipy" and not spec.plain:
+    if engine == SCIPY and not spec.plain:
         raise InputError("engine 'scipy' knows no semirings, masks, triangles or cuts of rows: use 'numba' or 'auto'")
     dtype = spec.semiring.result_dtype(a.dtype, b.dtype)
     spec.check((a.nrows, b.ncols), dtype)
@@ -117,10 +103,10 @@ def prepare(
         from spdist.kernels.cpu import numba_compile
 
         numba_compile.check_functions(spec.functions, dtype)
-    chosen: Engine = "numba" if not spec.plain or engine == "numba" else "scipy"
+    chosen = NUMBA if not spec.plain or engine == NUMBA else SCIPY
     if spec.plain and engine == "auto":
         chosen = choose(a, b, threads=threads, workspace_limit=workspace_limit, sort=spec.sort)[0]
-        if chosen == "scipy":
+        if chosen == SCIPY:
             _left_to_scipy[_specialisation(a, b, spec.sort)] += estimate_products(a, b)
     reads, longest = spec.semiring.reads, spec.row_entries(b.ncols)
     left, right = _convert(a, dtype, "a" in reads), _convert(b, dtype, "b" in reads)
@@ -145,7 +131,7 @@ def choose(
     workspace_limit: int | None = None,
     sort: bool = True,
     products: int | None = None,
-) -> tuple[Engine, str]:
+) -> tuple[str, str]:
     """Choose the engine for ``a @ b`` by time and memory; both engines give the same bits.
 
     Products that this process has left to SciPy count too: a caller of many small ones gets the quicker kernels.
@@ -157,7 +143,7 @@ def choose(
     """
     kernels = _specialisation(a, b, sort)
     if kernels in _loaded:
-        return "numba", "its kernels are loaded, and quicker than SciPy for every shape measured"
+        return NUMBA, "its kernels are loaded, and quicker than SciPy for every shape measured"
     if products is None:
         assert isinstance(a, CSR)
         assert isinstance(b, CSR)
@@ -165,16 +151,16 @@ def choose(
     earlier = _left_to_scipy[kernels]
     if products + earlier > SMALL_PRODUCTS:
         more = f", and {earlier:,} before them," if earlier else ""
-        return "numba", f"about {products:,} products{more} repay loading its kernels"
+        return NUMBA, f"about {products:,} products{more} repay loading its kernels"
     if b.ncols > max(4 * products, SAMPLE):
-        return "numba", f"SciPy would clear {b.ncols:,} columns for about {products:,} products"
+        return NUMBA, f"SciPy would clear {b.ncols:,} columns for about {products:,} products"
     if b.nnz > INT32_MAX or a.nnz > INT32_MAX:
-        return "numba", "SciPy would need a copy of the indices in int64"
+        return NUMBA, "SciPy would need a copy of the indices in int64"
     sizes = result_dtype(a.dtype, b.dtype).itemsize, index_dtype(b.ncols).itemsize
-    needed = cpu_workspace("scipy", b.ncols, min(products, b.ncols), *sizes, threads)
+    needed = cpu_workspace(SCIPY, b.ncols, min(products, b.ncols), *sizes, threads)
     if workspace_limit is not None and needed > workspace_limit:
-        return "numba", f"SciPy may need {needed:,} bytes of workspace, and {workspace_limit:,} are allowed"
-    return "scipy", f"about {products:,} products are done before Numba's kernels would be loaded"
+        return NUMBA, f"SciPy may need {needed:,} bytes of workspace, and {workspace_limit:,} are allowed"
+    return SCIPY, f"about {products:,} products are done before Numba's kernels would be loaded"
 
 
 def mark_loaded(product: PreparedProduct) -> None:

@@ -5,9 +5,8 @@ The planner and the kernels call the same functions, so they cannot disagree.
 
 from __future__ import annotations
 
-from typing import Literal
-
-Engine = Literal["scipy", "numba"]
+SCIPY, NUMBA = "scipy", "numba"
+"""Names of the two engines of the CPU."""
 WINDOW = 1 << 18
 """Most columns of the numba engine's dense accumulator."""
 SORT_PRODUCTS = 1 << 15
@@ -56,7 +55,7 @@ def sort_products(ncols: int) -> int:
 
 
 def cpu_workspace(
-    engine: Engine,
+    engine: str,
     ncols: int,
     max_row_products: int,
     value_itemsize: int,
@@ -80,7 +79,7 @@ def cpu_workspace(
     >>> cpu_workspace("scipy", 10**9, 10**6, 8, 4) > 10**10
     True
     """
-    if engine == "scipy":
+    if engine == SCIPY:
         return threads * _scipy_bytes(ncols, max_row_products, value_itemsize, index_itemsize)
     return threads * (_numba_bytes(ncols, value_itemsize) + (SCRATCH_BYTES if threads > 1 else 0))
 
@@ -93,7 +92,7 @@ def auto_workspace(
     `products` are estimated, `limit` is the memory limit in bytes; the others are as for `cpu_workspace`.
     """
     sizes = ncols, max_row_products, value_itemsize, index_itemsize, threads
-    scipy, numba = cpu_workspace("scipy", *sizes), cpu_workspace("numba", *sizes)
+    scipy, numba = cpu_workspace(SCIPY, *sizes), cpu_workspace(NUMBA, *sizes)
     return max(scipy, numba) if products <= SMALL_PRODUCTS and scipy <= limit // SCIPY_SHARE else numba
 
 

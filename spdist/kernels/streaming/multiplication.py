@@ -11,9 +11,8 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.reduction_spec import Reduction
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.streaming.history import BlockHistory
 from spdist.kernels.streaming.layout import DeviceDtypes, SubmatrixOffset, device_dtypes, share_entries
-from spdist.kernels.streaming.partition import bad_row_error
+from spdist.kernels.streaming.partition import BlockHistory, bad_row_error
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array
 

@@ -57,6 +57,17 @@ def device_shares(b_bytes: int, memory_limit: int, slots: int = BLOCKS_IN_FLIGHT
     return DeviceShares(kept, slots, room if slots == 1 else min(room // slots, SLOT_BYTES))
 
 
+def staging_bytes(host_limit: int) -> int:
+    """Return the bytes of a host memory limit that blocks on their way to the GPU may take.
+
+    Examples
+    --------
+    >>> staging_bytes(8 << 30)
+    1073741824
+    """
+    return host_limit // 8
+
+
 # -- C packed for the host ---------------------------------------------------------------------------------------------
 
 PACKED_UNIT = 9, 12

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from spdist.kernels.engine import find_engine
 from spdist.scheduler.execution.records import BlockNumber, BlockTask
 from spdist.scheduler.planner.plan import GPU_RATES, RATES, Block, Plan
 
@@ -108,7 +109,7 @@ class BlockAssigner:
         tuning: AssignmentTuning = TUNING,
     ) -> None:
         self.blocks_in_flight, self.has_gpu, self.clock, self.tuning = blocks_in_flight, has_gpu, clock, tuning
-        self.is_hybrid = plan.engine == "hybrid"
+        self.is_hybrid = find_engine(plan.engine).mixes
         self.entry_bytes = plan.c.entry_bytes
         self.held: dict[str, int] = {}
         self.cpu_workers: set[str] = set()

@@ -71,7 +71,7 @@ def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, p
     with context.telemetry.measure("multiply", task.start) as add_bytes:
         b = context.resident_b().get() if operands.b is None else operands.b
         spec = job.product.of_rows(task.start, task.stop, operands.mask, partial=job.pieces_of(task) > 1)
-        c = context.multiply_rows(operands.a, b, task.capacity, task.start, spec, operands.offset_in_b)
+        c = context.multiplier.multiply_rows(operands.a, b, task.capacity, task.start, spec, operands.offset_in_b)
         add_bytes(c.nbytes)
     if piece:
         context.partial_results[task.number] = PartialResult(piece, c)
@@ -197,10 +197,10 @@ def reduce(context: WorkerContext, task: BlockTask, what: reduction_spec.Reducti
     """
     if context.on_gpu and not task.split:
         operands = preprocess(context, task)
-        if operands.b is None:
-            context.resident_b().get()
+        b = context.resident_b().get() if operands.b is None else operands.b
         with context.telemetry.measure("reduce", task.start):
-            return context.reduce_on_gpu(task, operands, what)
+            spec = context.job.product.of_rows(task.start, task.stop, operands.mask)
+            return context.multiplier.reduce(operands.a, b, what, task.start, spec, operands.offset_in_b)
     parts: list[reduction_spec.PartialReduction] = []
     while task.start < task.stop or not parts:
         c = compute(context, task, context.job.pieces_of(task))

@@ -1,37 +1,28 @@
-"""The state of one job on one worker: its GPU, a resident B, and the results that wait to be written."""
+"""The state of one job on one worker: its engine, a resident B, and the results that wait to be written."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdist.foundation.engines import GPU_ENGINES
-from spdist.kernels import reduction_spec
 from spdist.kernels.cpu import multiply as cpu
-from spdist.kernels.cpu.prepare import EngineOrAuto, choose
-from spdist.kernels.cuda.pinned import array_at
+from spdist.kernels.engine import Engine, WorkerLimits, find_engine
 from spdist.kernels.product_spec import ProductSpec
-from spdist.kernels.streaming.history import BlockHistory
-from spdist.kernels.streaming.layout import SubmatrixOffset
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import ValueArray, blocksize, index_dtype, number_dtype
+from spdist.matrices.dtypes import blocksize, index_dtype
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.operands.resident import ResidentMatrix
-from spdist.scheduler.execution.records import BlockNumber, BlockOperands, BlockTask, JobSpec, StageTiming
+from spdist.scheduler.execution.records import BlockNumber, JobSpec, StageTiming
 from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
-from spdist.scheduler.planner.plan import Plan, gpu_staging
-from spdist.scheduler.planner.worker_memory import engine_workspace
+from spdist.scheduler.planner.plan import Plan
+from spdist.scheduler.planner.worker_memory import workload
 from spdist.storage.chunked_array import FEW, load_codecs
 from spdist.storage.matrix import Allocate, Held
-
-if TYPE_CHECKING:  # CPUs need neither
-    from spdist.kernels.streaming import pipeline
-    from spdist.kernels.streaming.gpu_device import Gpu
 
 
 class PartialResult(NamedTuple):
@@ -56,45 +47,27 @@ class WorkerContext:
         self.results: dict[BlockNumber, PartialResult] = {}
         self.partial_results: dict[BlockNumber, PartialResult] = {}
         self.last_band: Held | None = None
-        self._history = BlockHistory()
         self._b: ResidentMatrix | None = None
-        self._gpu: Gpu | None = None
-        self._lock, self._gpu_lock = threading.Lock(), threading.Lock()
-        # Dask may give a worker more threads than the plan has workspace for.
-        self._kernels = threading.BoundedSemaphore(1 if job.threads_share_blocks else job.threads)
+        self._lock = threading.Lock()
+        self.engine = engine_on_worker(job)
+        self.multiplier = self.engine.begin(kernel_limits(job), self._record)
 
     @property
     def on_gpu(self) -> bool:
         """Whether this worker multiplies on a GPU."""
-        engine = self.job.engine
-        return engine in GPU_ENGINES and (engine != "hybrid" or worker_process.gpu_name() is not None)
-
-    # -- memory --------------------------------------------------------------------------------------------------------
-
-    def gpu(self) -> Gpu:
-        """Return this worker's GPU; the first call takes its memory."""
-        from spdist.kernels.cuda.pinned import bound_pinned
-        from spdist.kernels.streaming.gpu_device import Gpu
-
-        with self._lock:
-            if self._gpu is None:
-                bound_pinned(self.job.host_limit or None)
-                # Not packed: the cores that would unpack C are busy with reading and writing.
-                self._gpu = Gpu(self.job.memory_limit, staging_bytes=gpu_staging(self.job.host_limit), pack=False)
-            return self._gpu
+        return self.engine.uses_gpu
 
     def gpu_peak(self) -> int:
         """Return the peak bytes of GPU memory; 0 without a GPU."""
-        return self._gpu.peak if self._gpu is not None else 0
+        return self.multiplier.peak
 
     @property
     def allocate(self) -> Allocate | None:
         """Allocator for the arrays that blocks are read into: page-locked memory for a GPU; None means any memory."""
-        return self._allocate_pinned if self.on_gpu else None
+        return self.multiplier.allocate
 
-    def _allocate_pinned(self, count: int, dtype: np.dtype[Any]) -> ValueArray:
-        dtype = np.dtype(dtype)
-        return array_at(self.gpu().allocate(count * dtype.itemsize), 0, count, dtype)
+    def _record(self, stage: str, row: int, begin: float, seconds: float, nbytes: int) -> None:
+        self.telemetry.record(StageTiming(stage, row, begin, seconds, nbytes))
 
     def keep_band(self, first: int, b: CSR) -> None:
         """Keep the rows of B of this block for the next one, if there is room for two blocks."""
@@ -118,59 +91,17 @@ class WorkerContext:
     def take_over(self, earlier: WorkerContext) -> None:
         """Take over the GPU, the copy rates and, if B is resident, the B of a context that prefetched for this job."""
         self.telemetry.set_limits(earlier.telemetry.limits)
-        self._gpu, self._b = earlier._give_away()
+        self.multiplier.take_over(earlier.multiplier)
+        self._b, earlier._b = earlier._b, None
         if self._b is not None and not self.job.resident:
             self._b.drop()
             self._b = None
 
-    def _give_away(self) -> tuple[Gpu | None, ResidentMatrix | None]:
-        given, self._gpu, self._b = (self._gpu, self._b), None, None
-        return given
-
     def release(self) -> None:
-        """Release B, the GPU's memory, and page-locked memory that no block uses."""
+        """Release B, and what the engine holds."""
         if self._b is not None:
             self._b.drop()
-        if self._gpu is not None:
-            from spdist.kernels.cuda.pinned import free_pinned
-
-            self._gpu = None
-            free_pinned()
-
-    # -- arithmetic ----------------------------------------------------------------------------------------------------
-
-    def multiply_rows(
-        self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, offset_in_b: SubmatrixOffset | None = None
-    ) -> CSR:
-        """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
-        if not self.on_gpu:
-            job, threads = self.job, self.job.threads_per_kernel
-            with self._kernels:
-                return multiply_on_cpu(a, b, capacity, cpu_engine(job), spec, threads, kernel_workspace(job))
-        from spdist.kernels.streaming import pipeline
-
-        rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
-        with self._gpu_lock:
-            report = functools.partial(self._record_gpu_stage, row)
-            return pipeline.multiply_rows(a, b, self.gpu(), rows, report=report, spec=spec)
-
-    def reduce_on_gpu(
-        self, task: BlockTask, operands: BlockOperands, what: reduction_spec.Reduction
-    ) -> reduction_spec.PartialReduction:
-        """Multiply a block on the GPU and return its reduction; its rows of C stay there."""
-        from spdist.kernels.streaming import pipeline
-
-        b = self.resident_b().get() if operands.b is None else operands.b
-        spec = self.job.product.of_rows(task.start, task.stop, operands.mask)
-        rows = pipeline.RowSlice(0, None, task.start, operands.offset_in_b, self._history)
-        with self._gpu_lock:
-            report = functools.partial(self._record_gpu_stage, task.start)
-            return pipeline.reduce(operands.a, b, what, self.gpu(), rows, report=report, spec=spec)
-
-    def _record_gpu_stage(self, row: int, stage: pipeline.Stage) -> None:
-        """Record a stage of a GPU block; its rows are counted from `row`, where this worker's block starts."""
-        timing = StageTiming(f"gpu {stage.name}", row + stage.start, stage.begin, stage.seconds, stage.nbytes)
-        self.telemetry.record(timing)
+        self.multiplier.close()
 
     # -- before the first block ----------------------------------------------------------------------------------------
 
@@ -181,11 +112,8 @@ class WorkerContext:
             return
         if max(block.nnz for block in plan.blocks) > FEW * plan.chunk:
             load_codecs()
-        a, b, spec = tiny_product(job)
-        engine = cpu_engine(job)
-        if engine == "auto" and spec.plain and blocksize(job.a.dtype) is None:
-            engine = "scipy"
-        load_cpu_kernels(a, b, spec, engine, merges=any(block.split for block in plan.blocks))
+        engine = self.engine.at_first(job.product.plain)
+        load_cpu_kernels(*tiny_product(job), engine, merges=any(block.split for block in plan.blocks))
 
     def warm_up(self) -> None:
         """Load and compile everything that the stages need, with a product of one entry."""
@@ -193,48 +121,40 @@ class WorkerContext:
         worker_process.keep_small_arrays(job.host_bytes)
         load_codecs()
         a, b, spec = tiny_product(job)
-        if self.on_gpu:
-            c = self._warm_up_gpu(a, b, spec)
-            load_row_kernels(a, b, spec, c if len(job.pieces) > 1 else None)
-        else:
-            load_cpu_kernels(a, b, spec, cpu_engine(job), merges=len(job.pieces) > 1)
+        if not self.telemetry.limits:
+            self.telemetry.set_limits(self.multiplier.copy_rates())
+        c = self.multiplier.warm_up(a, b, spec)
+        self.telemetry.clear()  # timings that belong to no block
+        load_row_kernels(a, b, spec, c if len(job.pieces) > 1 else None, checks=self.engine.compiles)
         for m in (job.a, job.b):
             m.rows(0, min(m.nrows, 1))
         self.telemetry.set_limits(dict.fromkeys(("preprocess", "merge", "commit", "join"), worker_process.copy_rate()))
 
-    def _warm_up_gpu(self, a: CSR, b: CSR, spec: ProductSpec) -> CSR:
-        from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 
-        if not self.telemetry.limits:
-            self.telemetry.set_limits(self.gpu().copy_rates())  # before slots take the memory
-        dtype = number_dtype(self.job.product.dtype(self.job.a, self.job.b))
-        rowwise_gpu.compile_kernels(dtype, self.job.b.ncols, self.job.product.per_row.semiring)
-        c = self.multiply_rows(a, b, 1, 0, spec)
-        self.telemetry.clear()  # these timings belong to no block
-        return c
+def kernel_limits(job: JobSpec) -> WorkerLimits:
+    """Return what the plan of a job leaves to the kernels of a worker."""
+    work = workload(job.a, job.b, job.product, job.host_bytes, job.threads_per_kernel)
+    kernels = 1 if job.threads_share_blocks else job.threads
+    workspace = find_engine(job.engine).kernel_bytes(work)
+    return WorkerLimits(job.memory_limit, job.host_limit, job.threads_per_kernel, kernels, workspace)
 
 
-def kernel_workspace(job: JobSpec) -> int:
-    """Return the bytes that the plan of a job leaves to an engine that "auto" chooses."""
-    return engine_workspace(job.engine, job.a, job.b, job.product, job.host_bytes, job.threads_per_kernel)
+def engine_on_worker(job: JobSpec) -> Engine:
+    """Return what multiplies the blocks of a job in this process."""
+    chosen = find_engine(job.engine).on_worker(lambda: worker_process.gpu_name() is not None)
+    return chosen.for_values(job.a.dtype)
 
 
 def fix_engine(job: JobSpec, plan: Plan) -> JobSpec:
-    """Return the job with the engine "numba" if "auto" would load it for one of the plan's blocks.
+    """Return the job with the engine that all its blocks will have, if their products decide that now.
 
     All that the engine loads is then in memory before the first block is.
     """
-    if job.engine != "auto" or blocksize(job.a.dtype) is not None or not plan.blocks:
+    if not plan.blocks:
         return job
-    facts = {"threads": job.threads_per_kernel, "workspace_limit": kernel_workspace(job)}
     counts = plan.expansion, min(block.products for block in plan.blocks)
-    chosen = {choose(job.a, job.b, sort=job.product.per_row.sort, products=n, **facts)[0] for n in counts}
-    return replace(job, engine="numba") if "numba" in chosen or not job.product.plain else job
-
-
-def cpu_engine(job: JobSpec) -> Any:
-    """Return the engine of a job on a worker without a GPU."""
-    return "auto" if job.engine == "hybrid" else job.engine
+    engine = find_engine(job.engine).settled(job.a, job.b, job.product, counts, kernel_limits(job))
+    return replace(job, engine=engine.name)
 
 
 def tiny_product(job: JobSpec) -> tuple[CSR, CSR, ProductSpec]:
@@ -248,29 +168,26 @@ def tiny_product(job: JobSpec) -> tuple[CSR, CSR, ProductSpec]:
     return CSR(a.indptr, a.indices, a.data, (1, 1)), b, spec
 
 
-def load_cpu_kernels(a: CSR, b: CSR, spec: ProductSpec, engine: EngineOrAuto, *, merges: bool = False) -> None:
+def load_cpu_kernels(a: CSR, b: CSR, spec: ProductSpec, engine: Engine, *, merges: bool = False) -> None:
     """Load the kernels of the CPU, or compile those that no cache has.
 
     `a, b`: of one row: types and sizes as `tiny_product` returns them.
     `merges`: whether partial products are merged.
     """
-    engines: tuple[EngineOrAuto, ...] = (engine,)
-    if engine == "auto":
-        engines = ("numba", "scipy") if spec.plain else ("numba",)
-    c = [multiply_on_cpu(a, b, 1, each, spec) for each in engines][-1]
-    load_row_kernels(a, b, spec, c if merges else None, engine)
+    c = engine.begin(WorkerLimits(), lambda *_: None).warm_up(a, b, spec)
+    load_row_kernels(a, b, spec, c if merges else None, checks=engine.compiles)
 
 
-def load_row_kernels(a: CSR, b: CSR, spec: ProductSpec, partial: CSR | None, engine: str = "") -> None:
+def load_row_kernels(a: CSR, b: CSR, spec: ProductSpec, partial: CSR | None, *, checks: bool = True) -> None:
     """Load the kernels that check rows and, if there is a partial product, those that merge.
 
     `a, b`: of one row.
     `partial`: A partial product.
-    `engine`: engine whose check of rows is loaded.
+    `checks`: whether rows are checked by compiled kernels.
     """
     if partial is not None:
         add_partial(partial, partial, spec, is_last=False)
-    if engine == "scipy":
+    if not checks:
         return
     from spdist.kernels.cpu.pattern_scan import COMPILED  # loads Numba
 
@@ -282,34 +199,6 @@ def load_row_kernels(a: CSR, b: CSR, spec: ProductSpec, partial: CSR | None, eng
 
 CONTEXTS: dict[str, WorkerContext] = {}
 """Installed jobs of this process, by name."""
-
-
-def multiply_on_cpu(
-    a: CSR,
-    b: CSR,
-    capacity: int,
-    engine: EngineOrAuto,
-    spec: ProductSpec,
-    threads: int = 1,
-    workspace_limit: int | None = None,
-) -> CSR:
-    """Return as many rows of ``a @ b`` as fit in `capacity` entries; dense blocks have one kernel for all engines.
-
-    `a`: (n, k) CSR.
-    `b`: (k, m) CSR: its rows are numbered by the columns of `a`.
-    `capacity`: entries of C for which there is room; at least one row is returned.
-    `spec`: ignored for blocks, which have the ordinary product only.
-    `threads`: ignored for blocks.
-    `workspace_limit`: bytes that "auto" may use beyond operands and result.
-    Returns the first rows of the product.
-    """
-    if blocksize(a.dtype) is None:
-        return cpu.multiply_rows(
-            a, b, 0, capacity, engine=engine, spec=spec, threads=threads, workspace_limit=workspace_limit
-        )
-    from spdist.kernels.bsr import multiply_cpu as bsr_cpu  # loads Numba
-
-    return bsr_cpu.multiply_rows(a, b, 0, capacity)
 
 
 def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CSR:

@@ -158,10 +158,10 @@ def tapered(memory: WorkerMemory, table: BlockTable, room: Room) -> BlockTable:
     small only toward the end.
 
     `room`: with the bytes of a joined block, `Room.budget`.
-    Returns `table` itself if C is written, a grid is forced, B is not resident, or the engine is not "cuda".
+    Returns `table` itself if C is written, a grid is forced, B is not resident, or workers without a GPU multiply too.
     """
     request, tuning = memory.request, memory.tuning.blocks
-    if request.writes_c or request.engine != "cuda" or not room.b_resident or request.grid is not None:
+    if request.writes_c or not request.on_gpus_alone or not room.b_resident or request.grid is not None:
         return table
     left = np.cumsum(table["products"][::-1])[::-1]
     products = np.clip(left // tuning.taper, memory.block_products, tuning.gpu_reduced_products)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from spdist.foundation.display import Displayed, Part, Table, as_text
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import counted, format_bytes
+from spdist.kernels.engine import find_engine
 from spdist.kernels.streaming.workspace import PAIR_BYTES, device_shares
 from spdist.matrices.dtypes import INT32_MAX
 from spdist.scheduler.planner.drawing import cut_drawing, memory_drawing
@@ -69,17 +69,6 @@ WHAT_STAGES_DO = {
 
 JSON_KEYS = {"blocks_in_flight": "pairs"}
 """Keys of a serialised `Plan` that are not its attributes' names: plans of unfinished products must stay readable."""
-
-
-def gpu_staging(host_limit: int) -> int:
-    """Return the bytes of a host memory limit that blocks on their way to the GPU may take.
-
-    Examples
-    --------
-    >>> gpu_staging(8 << 30)
-    1073741824
-    """
-    return host_limit // 8
 
 
 @dataclass(frozen=True)
@@ -151,7 +140,7 @@ class Plan(Displayed):
     b: Operand
     c: Operand
     engine: str  # engine that multiplies blocks
-    # bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's
+    # bytes that a worker may use: of the GPU's memory with an engine of GPUs, else of the host's
     memory_limit: int
     # bytes of the host's memory that a worker holds throughout: a resident B, workspace, read buffers
     reserved_memory: int
@@ -181,7 +170,7 @@ class Plan(Displayed):
     @property
     def on_gpu(self) -> bool:
         """Whether GPUs multiply."""
-        return self.engine in GPU_ENGINES
+        return find_engine(self.engine).uses_gpu
 
     def through_gpu(self, memory_limit: int) -> Plan:
         """Return the plan for GPUs with `memory_limit` bytes; its cuts depend on the host's memory alone."""

@@ -76,7 +76,7 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
     with ThreadPoolExecutor(1) as pool:
         even = pool.submit(even_rows, a, parts, b_lengths if a == b else None) if parts > 1 else None
         source = _PlanSource(request, b_lengths, limits, readers, tuning)
-        if not request.writes_c and request.engine == "cuda" and not limits.upper:
+        if not request.writes_c and request.on_gpus_alone and not limits.upper:
             with contextlib.suppress(MemoryBoundError):  # the plan from a sample fits, or raises the error
                 plan = source.plan(NO_COMPRESSION, [0, a.nrows] if even is None else even.result(), c_on_host=False)
                 if not any(block.split for block in plan.blocks):  # partial products are added on the host

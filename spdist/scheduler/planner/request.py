@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spdist.foundation.engines import GPU_ENGINES
+from spdist.kernels.engine import find_engine
 from spdist.matrices.dtypes import number_dtype
 from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, Operand
 from spdist.storage.matrix import StoredMatrix
@@ -28,7 +28,7 @@ class PlanRequest:
     a: StoredMatrix
     b: StoredMatrix
     engine: str  # engine that multiplies blocks
-    # bytes that a worker may use: of the GPU's memory with an engine of `GPU_ENGINES`, else of the host's
+    # bytes that a worker may use: of the GPU's memory with an engine of GPUs, else of the host's
     memory_limit: int
     # bytes of the host's memory that a worker with a GPU may use; `DEFAULT_HOST_LIMIT` if not given
     host_limit: int | None = None
@@ -44,7 +44,12 @@ class PlanRequest:
     @property
     def on_gpu(self) -> bool:
         """Whether GPUs multiply."""
-        return self.engine in GPU_ENGINES
+        return find_engine(self.engine).uses_gpu
+
+    @property
+    def on_gpus_alone(self) -> bool:
+        """Whether GPUs multiply all blocks."""
+        return self.on_gpu and not find_engine(self.engine).uses_cpus
 
     @property
     def threads_share_blocks(self) -> bool:
@@ -70,7 +75,7 @@ class PlanRequest:
     def cast_bytes(self) -> CastBytes:
         """Bytes of the copies of entries in the dtype of C; a GPU that multiplies all blocks takes its own."""
         dtype, reads = self.spec.dtype(self.a, self.b), self.spec.per_row.semiring.reads
-        if self.engine == "cuda":
+        if self.on_gpus_alone:
             return CastBytes(0, 0)
         left, right = (
             0 if number_dtype(m.dtype) == number_dtype(dtype) or name not in reads else dtype.itemsize

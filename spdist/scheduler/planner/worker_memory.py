@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdist.foundation.engines import GPU_ENGINES
-from spdist.kernels.cpu.workspace import auto_workspace, block_workspace, cpu_workspace, fused_workspace
+from spdist.kernels.cpu.workspace import fused_workspace
+from spdist.kernels.engine import Workload, find_engine
 from spdist.matrices.dtypes import Int64Array, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable
 from spdist.scheduler.planner.estimate import Estimate, RowLimits
 from spdist.scheduler.planner.memory import block_budget
-from spdist.scheduler.planner.plan import Operand, gpu_staging
+from spdist.scheduler.planner.plan import Operand
 from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.tuning import PlannerTuning
 from spdist.storage.direct.object_chunks import BYTES_AT_ONCE, most_moving
@@ -199,15 +199,17 @@ class WorkerMemory:
 
     def reserved(self, b_resident: bool, threads: int, blocks_in_flight: int) -> int:
         """Return the bytes held throughout: resident B, kernels' workspace, read buffers, parts of C's Zarr chunks."""
-        engine = self.request.engine
         reading = READ_COPIES * (self.a.read_bytes + (0 if b_resident else READ_CHUNKS * self.b.read_bytes))
         writing = 2 * blocks_in_flight * self.chunk_length * self.c_entry
         resident = self.resident_bytes if b_resident else 0
         moving = self._moving_objects()
         allocator = min(self.limit // ALLOCATOR_SHARE, threads * ALLOCATOR_BYTES)
-        kernels = [gpu_staging(self.limit)] if engine in GPU_ENGINES else []
-        kernels += [self._cpu_workspace(b_resident, threads)] if engine != "cuda" else []
-        return allocator + resident + max(kernels) + min(threads, blocks_in_flight) * reading + writing + moving
+        kernels = (
+            find_engine(self.request.engine)
+            .for_values(self.request.a.dtype)
+            .workspace_bytes(self._work(b_resident, threads))
+        )
+        return allocator + resident + kernels + min(threads, blocks_in_flight) * reading + writing + moving
 
     def _moving_objects(self) -> int:
         """Return the most bytes of encoded Zarr chunks that are transferred from and to object stores at once."""
@@ -216,20 +218,18 @@ class WorkerMemory:
         longest += [self.chunk_length * max(self.dtype.itemsize, self.index_bytes)] if self.request.to_objects else []
         return most_moving(max(longest)) if longest else 0
 
-    def _cpu_workspace(self, b_resident: bool, threads: int) -> int:
-        """Return the bytes that kernels of the CPU take besides their operands and C, in so many threads."""
-        a, b, limits = self.request.a, self.request.b, self.row_limits
-        if a.blocksize is not None:
-            entries = self.limit // min(a.entry_nbytes, b.entry_nbytes, self.c_entry)
-            return threads * block_workspace(b.ncols, entries // threads)
-        sizes = self.dtype.itemsize, self.index_bytes
+    def _work(self, b_resident: bool, threads: int) -> Workload:
+        """Return what all kernels of the worker do, in so many threads."""
+        b, limits = self.request.b, self.row_limits
         # One kernel in several threads has scratch memory; kernels of a block each have none.
         kernels, threads_each = (1, threads) if self.request.threads_share_blocks else (threads, 1)
-        kernel = engine_workspace(self.request.engine, a, b, self.request.spec, self.limit, threads_each)
+        work = workload(self.request.a, b, self.request.spec, self.limit, threads_each)
+        rows = 0
         if limits.longest:
-            top = min(limits.top_n, limits.longest)
-            kernel += fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes, threads_each)
-        return kernels * kernel + (B_START_BYTES * b.nrows if limits.upper and b_resident else 0)
+            top, sizes = min(limits.top_n, limits.longest), (self.dtype.itemsize, self.index_bytes)
+            rows = fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes, threads_each)
+        starts = B_START_BYTES * b.nrows if limits.upper and b_resident else 0
+        return replace(work, kernels=kernels, row_bytes=rows, shared_bytes=starts)
 
     def c_bytes(self, table: BlockTable, entries: str) -> Int64Array:
         """Return the bytes of each block's C, from one of the fields that count its entries; its longest row fits."""
@@ -245,12 +245,6 @@ def rough_products(a: StoredMatrix, b: StoredMatrix) -> float:
     return a.nnz * b.nnz / max(b.nrows, 1)
 
 
-def engine_workspace(
-    engine: str, a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, limit: int, threads: int
-) -> int:
-    """Return the workspace in bytes of a kernel of the CPU in `threads` threads, without masks and cuts of rows."""
-    sizes = spec.dtype(a, b).itemsize, index_dtype(b.ncols).itemsize
-    arguments = b.ncols, min(b.nnz, b.ncols), *sizes, threads
-    if engine == "auto" and spec.plain:
-        return auto_workspace(int(rough_products(a, b)), limit, *arguments)
-    return cpu_workspace("scipy" if engine == "scipy" else "numba", *arguments)
+def workload(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, limit: int, threads: int) -> Workload:
+    """Return what a kernel does in `threads` threads, without masks and cuts of rows."""
+    return Workload(a, b, spec.dtype(a, b), spec.plain, limit, threads)

@@ -14,12 +14,12 @@ from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.jobs.planning import PlanSource, planned_request
 from spdist.jobs.predicting import machine as machines
-from spdist.jobs.predicting import pilot as piloting
 from spdist.jobs.predicting import predict as predicting
 from spdist.jobs.predicting.machine import remember, typical_machine
 from spdist.jobs.predicting.pilot import PilotTuning, _sampled_rows, pilot
 from spdist.jobs.predicting.predict import plan_and_predict, predict
 from spdist.jobs.predicting.run_time import expectation, run_seconds
+from spdist.kernels.cpu.engine import CpuEngine
 from spdist.kernels.product_spec import Epilogue
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.planner.plan import Rates
@@ -137,7 +137,7 @@ def test_a_pilot_is_quick_and_slow_as_its_core(stored):
 def test_a_pilot_multiplies_as_the_product_will(stored, monkeypatch, wanted):
     source = source_of(stored("A", random_matrix(900, 900, 8, 3)), execution=replace(MANY, engine=wanted))
     engines = set()
-    monkeypatch.setattr(piloting, "multiply_on_cpu", lambda _, b, products, engine, spec: engines.add(engine) or b)
+    monkeypatch.setattr(CpuEngine, "multiply_rows", lambda self, _, b, *rest: engines.add(self.name) or b)
     assert pilot(source.draft().with_plan(source.stored_plan, ""), source.stored_plan, Rates()) is not None
     assert engines == {wanted}
 
@@ -153,7 +153,7 @@ def test_a_pilot_has_the_options_of_its_rows(stored, monkeypatch, options):
     }[options]
     source, made = source_of(a, product), []
 
-    def multiply(left, right, capacity, engine, spec):
+    def multiply(engine, left, right, capacity, spec, *limits):
         assert left.ncols == right.nrows
         assert left.indices.max() < right.nrows
         assert capacity == np.diff(right.indptr)[left.indices].sum()
@@ -165,7 +165,7 @@ def test_a_pilot_has_the_options_of_its_rows(stored, monkeypatch, options):
         made.append(left)
         return right
 
-    monkeypatch.setattr(piloting, "multiply_on_cpu", multiply)
+    monkeypatch.setattr(CpuEngine, "multiply_rows", multiply)
     job = source.draft().with_plan(source.stored_plan, "")
     assert pilot(job, source.stored_plan, Rates()) is not None
     assert len(made) == 1 + PilotTuning().repeats

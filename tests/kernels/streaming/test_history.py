@@ -7,10 +7,9 @@ import pytest
 
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.streaming import pipeline
-from spdist.kernels.streaming.history import BlockHistory
 from spdist.kernels.streaming.layout import MatrixLayout, StagedBlock
 from spdist.kernels.streaming.multiplication import RowSlice
-from spdist.kernels.streaming.partition import BlockTuning
+from spdist.kernels.streaming.partition import BlockHistory, BlockTuning
 from spdist.kernels.streaming.pipeline import PipelineTuning
 from spdist.matrices.csr import from_scipy
 from tests.conftest import random_matrix

@@ -20,10 +20,9 @@ from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.kernels.streaming import layout, partition, pipeline, results, staging
-from spdist.kernels.streaming.history import BlockHistory
 from spdist.kernels.streaming.layout import DeviceDtypes, SubmatrixOffset
 from spdist.kernels.streaming.multiplication import RowSlice, plan_multiplication
-from spdist.kernels.streaming.partition import BlockTuning, CountTuning
+from spdist.kernels.streaming.partition import BlockHistory, BlockTuning, CountTuning
 from spdist.kernels.streaming.pipeline import PipelineTuning
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.csr import CSR, from_scipy

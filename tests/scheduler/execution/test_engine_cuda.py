@@ -22,6 +22,7 @@ from spdist import Epilogue, Semiring
 from spdist.api import products as api
 from spdist.errors import InputError, MemoryBoundError
 from spdist.kernels.bsr import multiply_cpu as bsr_cpu
+from spdist.kernels.streaming.engine import GpuMultiplier
 from spdist.matrices.bsr import BSR, from_rows, from_scipy
 from spdist.matrices.csr import from_scipy as csr_from_scipy
 from spdist.scheduler.execution import worker_process
@@ -276,10 +277,8 @@ def test_rows_of_a_that_are_in_a_band_of_b_are_not_sent(host_gpu, empty):
 def test_nothing_of_the_gpu_is_kept_after_a_run(host_gpu, tmp_path, monkeypatch):
     freed, devices = [], []
     monkeypatch.setattr("spdist.kernels.cuda.pinned.free_pinned", lambda: freed.append(1))
-    make = WorkerContext.gpu
-    monkeypatch.setattr(
-        WorkerContext, "gpu", lambda context: devices.append(weakref.ref(make(context))) or devices[-1]()
-    )
+    make = GpuMultiplier.device
+    monkeypatch.setattr(GpuMultiplier, "device", lambda one: devices.append(weakref.ref(make(one))) or devices[-1]())
     a = "memory://cuda/a.zarr"
     api.save(a, random_matrix(300, 300, 3.0, 6), overwrite=True)
     api.multiply(a, a, "memory://cuda/c.zarr", engine="cuda", memory_limit="1MiB", overwrite=True)

@@ -9,16 +9,13 @@ from distributed import Client, Security
 from distributed.deploy.cluster import Cluster
 
 from spdist.errors import InputError
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.units import check_count, counted
+from spdist.kernels.engine import ENGINES, Engine, find_engine
 from spdist.scheduler.clusters.addresses import of_scheduler
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.clients.local_cluster import started
 from spdist.scheduler.execution.clients.members import with_gpu
 from spdist.scheduler.execution.clients.running_scheduler import connected
-
-ENGINES_THAT_START = "auto", "scipy", "numba", "cuda"
-"""Engines for which `workers` starts workers."""
 
 
 @contextlib.contextmanager
@@ -49,18 +46,19 @@ def connect(
     that needs one, or this machine's limits are too small for the workers.
     Raises `SpdistError` if the workers do not start, or the connection to a running scheduler breaks.
     """
-    on_gpu = engine in GPU_ENGINES
+    multiplies = find_engine(engine)
+    on_gpu = multiplies.uses_gpu
     if scheduler is not None:
         with connected(*of_scheduler(scheduler, security)) as client:
             if on_gpu:
-                _check_gpus(client, engine)
+                _check_gpus(client, multiplies)
             yield client
         return
     most = _check_count(workers, worker_process.count_gpus()) if on_gpu else 1
     count = workers or max(1, min(most, blocks))
-    if not (processes and (workers is not None or count > 1 or (engine == "hybrid" and blocks > 1))):
+    if not (processes and (workers is not None or count > 1 or (multiplies.mixes and blocks > 1))):
         count, processes = 1, False
-    with started(count, engine, host_bytes, processes=processes) as client:
+    with started(count, multiplies, host_bytes, processes=processes) as client:
         yield client
 
 
@@ -92,10 +90,10 @@ def workers(count: int | None = None, *, engine: str = "auto") -> Iterator[str]:
     ...         spdist.multiply(a, a, c, scheduler=scheduler)
     """
     check_count("count", count, "one, or one per GPU")
-    if engine not in ENGINES_THAT_START:
-        known = ", ".join(ENGINES_THAT_START)
+    if engine not in ENGINES or find_engine(engine).mixes:
+        known = ", ".join(name for name in ENGINES if not find_engine(name).mixes)
         raise InputError(f"engine={engine!r} starts no workers for several products; write one of {known}")
-    count = count or (worker_process.count_gpus() if engine in GPU_ENGINES else 1)
+    count = count or (worker_process.count_gpus() if find_engine(engine).uses_gpu else 1)
     with connect(workers=count, scheduler=None, processes=True, blocks=count, engine=engine) as client:
         yield str(client.scheduler_info(n_workers=0)["address"])
 
@@ -109,13 +107,13 @@ def _check_count(workers: int | None, gpus: int) -> int:
     return gpus
 
 
-def _check_gpus(client: Client, engine: str) -> None:
-    """Refuse workers without a GPU; for engine ``hybrid`` refuse only if no worker has one."""
+def _check_gpus(client: Client, engine: Engine) -> None:
+    """Refuse workers without a GPU; if they may multiply too, refuse only if no worker has one."""
     workers = list(client.scheduler_info(n_workers=-1)["workers"])
     missing = sorted(address for address, gpu in with_gpu(client, workers).items() if not gpu)
-    if missing and (engine == "cuda" or len(missing) == len(workers)):
+    if missing and (not engine.uses_cpus or len(missing) == len(workers)):
         see = f"{counted(len(missing), 'worker')} of the scheduler {'sees' if len(missing) == 1 else 'see'} no GPU"
         raise InputError(
-            f"engine={engine!r}, but {see}, {missing[0]} among them: "
-            f"start them with `dask cuda worker`, or choose engine='{'auto' if engine == 'hybrid' else 'hybrid'}'"
+            f"engine={engine.name!r}, but {see}, {missing[0]} among them: "
+            f"start them with `dask cuda worker`, or choose engine={engine.alternative!r}"
         )

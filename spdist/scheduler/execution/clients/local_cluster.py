@@ -20,9 +20,9 @@ from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
 from spdist.errors import InputError, SpdistError, install
 from spdist.foundation.cpus import count_cpus, cpus_per_worker
-from spdist.foundation.engines import GPU_ENGINES
 from spdist.foundation.processes import name_of_writer, writer_lives
 from spdist.foundation.units import counted
+from spdist.kernels.engine import Engine
 from spdist.scheduler.clusters.client import RunClient, close_client, close_cluster, closed_if_interrupted
 from spdist.scheduler.clusters.pageless_worker import PagelessWorker
 from spdist.scheduler.clusters.security import remembered, temporary_keys
@@ -101,11 +101,11 @@ class NoSpans:
 
 
 @contextlib.contextmanager
-def started(count: int, engine: str, host_bytes: int, *, processes: bool) -> Iterator[Client]:
+def started(count: int, engine: Engine, host_bytes: int, *, processes: bool) -> Iterator[Client]:
     """Yield a client of a cluster that is started here; close both afterwards.
 
     `count`: workers, each with its share of the cores and, with a GPU engine, a GPU of its own.
-    `engine`: of engine ``hybrid``, processes of one core each are added.
+    `engine`: of a mixed one, processes of one core each are added.
     `host_bytes`: bytes of host memory that a worker may take.
     `processes`: whether workers are processes; else one is in this process.
     Raises `InputError` if this machine's limits are too small for the workers.
@@ -114,12 +114,12 @@ def started(count: int, engine: str, host_bytes: int, *, processes: bool) -> Ite
     if processes:
         check_limits(count)
     with _folder() as folder, dask.config.set(SETTINGS | folder), _without_main_module(), silenced_dask():
-        cluster = _started_cluster(count, engine in GPU_ENGINES, processes)
+        cluster = _started_cluster(count, engine.uses_gpu, processes)
         check_hosts(cast(Scheduler, cluster.scheduler))
         load_pages_late(cast(Scheduler, cluster.scheduler), add_to_menu)
         client = _client_of(cluster)
         try:
-            if engine == "hybrid" and processes:
+            if engine.mixes and processes:
                 with kept_handlers():
                     add_cpu_workers(cluster, client, count_cpu_workers(count, host_bytes))
             with remembered(cluster.scheduler_address, cluster.security):

@@ -18,5 +18,5 @@ def kernel_sources() -> tuple[SourceFile, ...]:
     >>> "sources.py" in [name for name, _, _ in kernel_sources()]
     True
     """
-    found = [(path.name, path.stat()) for path in sorted(Path(__file__).parent.parent.rglob("*.py"))]
+    found = [(path.name, path.stat()) for path in sorted(Path(__file__).parent.rglob("*.py"))]
     return tuple((name, one.st_mtime_ns, one.st_size) for name, one in found)
