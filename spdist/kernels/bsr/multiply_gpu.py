@@ -32,6 +32,7 @@ from spdist.matrices.dtypes import ValueArray, result_dtype
 
 logger = logging.getLogger("spdist")
 
+FILE = "bsr/bsr.cu"
 MOST_BLOCKS = 1 << 32
 """Exclusive upper bound on the blocks of an operand: kernels number blocks in 32 bits."""
 LONGEST_SIDE = 16
@@ -54,8 +55,6 @@ EXACT = 1 << 24
 """Entries in a row of A from which float32 may count the pairs of a block of C wrongly."""
 VALUE_ALIGNMENT = 16
 """Bytes to which the kernels need the arrays of values aligned."""
-SIZES = (2, 3, 4, 6, 8, 16)
-"""Sides of blocks that the tests compile."""
 
 
 def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = False) -> BSR:
@@ -149,7 +148,7 @@ def _fill(a: BSR, b: BSR, c: BSR, counts: ValueArray, pairs: int, longest: int, 
     if whole is not None:
         name, rows = row_kernel(*types, sizes, whole.group), c.block_shape[0]
         grid = ceil_div(rows, ROW_THREADS // whole.group)
-        module("bsr/bsr.cu", (name,))(name, grid, ROW_THREADS, (rows, whole.room, *operands), whole.shared)
+        module(FILE, (name,))(name, grid, ROW_THREADS, (rows, whole.room, *operands), whole.shared)
     else:
         method = method_of(types[0], sizes, _has_tensor_cores(_device()), tf32)
         if tf32 and "Rounded" not in method:
@@ -168,7 +167,7 @@ def _fill_by_tasks(
     """Write the values of C by tasks of about equal numbers of pairs."""
     import cupy
 
-    compiled, tasks, rows = module("bsr/bsr.cu", names), ceil_div(pairs, TASK_PAIRS), c.block_shape[0]
+    compiled, tasks, rows = module(FILE, names), ceil_div(pairs, TASK_PAIRS), c.block_shape[0]
     ends = cupy.cumsum(counts.astype(np.int64))
     firsts, at = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
     compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, rows, ends, operands[6], firsts, at))
@@ -300,19 +299,6 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
         return 32 // lanes * lanes, tile[1] == 2, -tile[0] * tile[1], tile[1]
 
     return max(few, key=rank)
-
-
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of block products for a choice of types; tests compile them all.
-
-    `value, index, pointer`: C types of values, block columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-    """
-    sides = *SIZES, LONGEST_SIDE + 1
-    methods = {method_of(value, (side, side, side), True, tf32) for side in sides for tf32 in (False, True)}
-    names = {name for method in methods for name in kernels(value, index, pointer, method)}
-    names |= {row_kernel(value, index, pointer, (side, side, side), 32) for side in SIZES if side <= ROW_SIDE}
-    return {"bsr/bsr.cu": tuple(sorted(names))}
 
 
 def _device() -> int:

@@ -27,19 +27,15 @@ import numpy as np
 from spdist.errors import MemoryBoundError
 from spdist.kernels.cuda.constants import EscFact, LongRowField
 from spdist.kernels.cuda.module import c_type, module
-from spdist.kernels.esc.long_rows import TILE_BYTES, EntryPool, LongRows, describe, long_row_kernels
+from spdist.kernels.esc.long_rows import TILE_BYTES, EntryPool, LongRows, describe
 from spdist.kernels.esc.product import (
-    COUNT_FILE,
-    LIST_FILE,
-    LIST_KERNELS,
     Arena,
     CountedRows,
     EscProduct,
-    count_kernels,
     count_rows,
     product_of,
 )
-from spdist.kernels.esc.row_classes import ESC_CLASSES, EscClass, RowShare, share_rows
+from spdist.kernels.esc.row_classes import EscClass, RowShare, share_rows
 from spdist.kernels.esc.workspace import EscSizes, EscWorkspace, esc_workspace
 from spdist.kernels.rounding import ceil_div
 from spdist.matrices.checks import check_product_shapes
@@ -107,31 +103,14 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
     return c
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of this method for a choice of types: what may be compiled on first use.
-
-    `value, index, pointer`: C types of values, columns and offsets.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> sorted(sources("double", "int", "int"))
-    ['esc/count_products.cu', 'esc/long_rows.cu', 'esc/short_rows.cu', 'rowwise_gpu/rows.cu']
-    """
-    types = value, index, pointer
-    short = [f"copy_rows<{value},{index}>"]
-    long: list[str] = []
-    for key in ("u32", "u64"):
-        short += [_row_kernel(types, key, row_class) for row_class in ESC_CLASSES]
-        long += long_row_kernels(types, (key, key), ESC_CLASSES[-1], ESC_CLASSES[-2])
-    long += long_row_kernels(types, ("u64", "u64"), ESC_CLASSES[-2], ESC_CLASSES[-3])  # less shared memory
-    names = {FILE: short, "esc/long_rows.cu": long, COUNT_FILE: count_kernels(index, pointer), LIST_FILE: LIST_KERNELS}
-    return {file: tuple(dict.fromkeys(found)) for file, found in names.items()}
-
-
-def _row_kernel(types: tuple[str, str, str], key: str, row_class: EscClass) -> str:
+def row_kernel(types: tuple[str, str, str], key: str, row_class: EscClass) -> str:
     """Return the name expression of the kernel for rows of a class, with sort keys of a C type."""
     return f"esc_rows<{','.join(types)},{key},{row_class.group},{row_class.items}>"
+
+
+def copy_kernel(value: str, index: str) -> str:
+    """Return the name expression of the kernel that copies rows from the pool to C."""
+    return f"copy_rows<{value},{index}>"
 
 
 class Allocated(NamedTuple):
@@ -181,7 +160,7 @@ def _multiply_rows(x: EscProduct, counted: CountedRows, pool: EntryPool, share: 
     """Queue short rows of a class: into the pool; or into C those rows that are not in the pool."""
     row_class, first, rows = share
     out = (0, 0, 0) if c is None else (counted.offsets, c.indices, c.data)
-    name = _row_kernel(x.types, row_class.key_type(x.b.ncols), row_class)
+    name = row_kernel(x.types, row_class.key_type(x.b.ncols), row_class)
     module(FILE, (name,))(  # compiled by itself: most products have rows of a few classes only
         name, ceil_div(rows, row_class.rows_per_block), row_class.threads,
         (np.uint32(rows), counted.listed[first:], *x.arrays, counted.lengths, counted.places,
@@ -203,7 +182,7 @@ def _copy_pool(x: EscProduct, counted: CountedRows, pool: EntryPool, long_rows: 
     """Queue the copy of the entries in the pool to C."""
     if pool.capacity == 0:
         return
-    name = f"copy_rows<{x.types[0]},{x.types[1]}>"
+    name = copy_kernel(*x.types[:2])
     module(FILE, (name,))(
         name, ceil_div(c.nnz, COPIED_ENTRIES), 256,
         (np.int64(c.nrows), np.int64(c.nnz), counted.offsets, counted.places, pool.indices, pool.data, c.indices,

@@ -71,22 +71,6 @@ class KernelNames:
         return {FILE: names, OFFSETS_FILE: (self.offsets,)}
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of this method for a choice of types; tests compile them all.
-
-    `value, index, pointer`: C types of values, columns and offsets.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> sources("double", "int", "int")["rowwise_gpu/rows.cu"]
-    ('offsets<int>',)
-    """
-    keys = ("u32", "u64") if index == "int" else ("u64",)
-    found = [KernelNames(value, index, pointer, key).by_file for key in keys]
-    return {file: tuple(dict.fromkeys(name for s in found for name in s[file])) for file in found[0]}
-
-
 class SortKernels(KernelNames):
     """The compiled kernels; parameters as for `KernelNames`."""
 

@@ -23,23 +23,10 @@ from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray
 
+FILE = "rowwise_gpu/epilogue.cu"
 PARTIAL_SUMS = 1024
 """Most thread blocks that add up a block of C; each leaves one partial sum, which the host adds."""
 NORM_CODES = {None: RowNorm.NO_NORM, "l1": RowNorm.L1, "l2": RowNorm.L2, "max": RowNorm.GREATEST}
-
-
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of the epilogue for a choice of types: what may be compiled on first use.
-
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> "cut_rows<double,int,u64>" in sources("double", "int", "int")["rowwise_gpu/epilogue.cu"]
-    True
-    """
-    return {"rowwise_gpu/epilogue.cu": tuple(_names(value, index, pointer, *_more_types(value)).values())}
 
 
 def _more_types(value: str) -> tuple[str, str]:
@@ -50,8 +37,9 @@ def _more_types(value: str) -> tuple[str, str]:
     return "u64" if value in ("double", "long long", "u64") else "u32", sums
 
 
-def _names(value: str, index: str, pointer: str, key: str, wide: str) -> dict[str, str]:
+def kernel_names(value: str, index: str, pointer: str) -> dict[str, str]:
     """Return the name expressions of the kernels by our names for them."""
+    key, wide = _more_types(value)
     ordered = {} if value.startswith("Complex") else {"histogram": f"count_by_bins<{value}>"}
     return {
         "finish": f"finish_rows<{value},{index},{pointer}>",
@@ -267,5 +255,5 @@ def _kernels(c: CSR, spec: ProductSpec) -> Any:
 
 
 def _module(value: str, index: str, pointer: str, defines: tuple[str, ...]) -> tuple[dict[str, str], Module]:
-    names = _names(value, index, pointer, *_more_types(value))
-    return names, module("rowwise_gpu/epilogue.cu", tuple(names.values()), defines)
+    names = kernel_names(value, index, pointer)
+    return names, module(FILE, tuple(names.values()), defines)

@@ -23,6 +23,7 @@ from spdist.kernels.semirings import Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX
 
+FILE = "rowwise_gpu/mask_rows.cu"
 MOST_BLOCKS = 2112
 """Thread blocks of a launch at most: 16 on each of the 132 multiprocessors of an H100."""
 
@@ -45,21 +46,7 @@ TUNING = MaskTuning()
 """Thresholds of every masked product."""
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of masked products for a choice of types: what may be compiled on first use.
-
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> sources("double", "int", "int")["rowwise_gpu/mask_rows.cu"][0]
-    'prepare_rows<double,int>'
-    """
-    return {"rowwise_gpu/mask_rows.cu": tuple(_names(value, index, pointer).values())}
-
-
-def _names(value: str, index: str, pointer: str) -> dict[str, str]:
+def kernel_names(value: str, index: str, pointer: str) -> dict[str, str]:
     """Return the name expressions of the kernels by our names for them."""
     types = f"{value},{index},{pointer}"
     return {
@@ -108,8 +95,8 @@ def multiply(
         c = CSR(mask.indptr, mask.indices, cupy.empty(mask.nnz, x.a.dtype), mask.shape)
         if not mask.nnz:
             return c, 0
-    names = _names(value_type(c.dtype), c_type(c.indices.dtype), c_type(c.indptr.dtype))
-    kernels = module("rowwise_gpu/mask_rows.cu", tuple(names.values()), semiring.defines(c.dtype))
+    names = kernel_names(value_type(c.dtype), c_type(c.indices.dtype), c_type(c.indptr.dtype))
+    kernels = module(FILE, tuple(names.values()), semiring.defines(c.dtype))
     grid, block = ceil_div(c.nrows, GROUP_ROWS), 32 * GROUP_ROWS
     hits = cupy.empty(c.nnz, np.uint8)
     if x is None:

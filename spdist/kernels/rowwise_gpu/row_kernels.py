@@ -131,20 +131,6 @@ def _sort_names(ip: str, vip: str) -> dict[str, str]:
     return names
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel for a choice of types: what may be compiled on first use.
-
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-    """
-    narrow = RowKernels(value, index, pointer)
-    found = narrow.name_expressions()
-    if index != "int":
-        wide = narrow.with_wide_keys().name_expressions()
-        found = {file: tuple(dict.fromkeys((*names, *wide[file]))) for file, names in found.items()}
-    return found
-
-
 def _power_of_two(count: int) -> int:
     """Return the least power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()

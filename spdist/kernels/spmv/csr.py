@@ -25,22 +25,12 @@ from spdist.matrices.csr import CSR
 
 FILE = "spmv/csr.cu"
 WIDTHS = (1, 2, 4, 8, 16, 32)
-VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
-"""C types that x and y may have, by the C type of stored values that may be narrower."""
 
 Width = Literal[1, 2, 4, 8, 16, 32]
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    vectors = VECTORS.get(value, (value,))
-    return {FILE: tuple(_name(value, vector, index, pointer, width) for vector in vectors for width in WIDTHS)}
-
-
-def _name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
+def kernel_name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
+    """Return the name expression of a product's kernel; x may be more precise than stored values."""
     return f"spmv_csr<{value}, {vector}, {index}, {pointer}, {width}>"
 
 
@@ -80,7 +70,7 @@ def multiply(a: CSR, x: DeviceArray, out: DeviceArray | None = None, *, width: i
     columns = x.shape[1] if x.ndim == 2 else 1
     if a.nrows and columns:
         index, pointer = (C_TYPES[np.dtype(array.dtype)] for array in (a.indices, a.indptr))
-        name = _name(c_type(np.dtype(a.dtype)), c_type(x.dtype), index, pointer, lanes)
+        name = kernel_name(c_type(np.dtype(a.dtype)), c_type(x.dtype), index, pointer, lanes)
         module(FILE, (name,))(name, (ceil_div(a.nrows, 256 // lanes), columns), 256, (
             np.int64(a.nrows), np.int64(columns), a.indptr, a.indices, a.data, x, y
         ), early=True)  # fmt: skip

@@ -28,7 +28,6 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.constants import EHYB_NO_PLACE, EHYB_THREADS, EhybSlice
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.csr import VECTORS
 from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell import build_gpu, multiply_gpu
 from spdist.kernels.spmv.sell.format import GPU_LONG, Sell, host
@@ -263,18 +262,7 @@ def _cut(starts: DeviceArray, ends: DeviceArray) -> tuple[Any, Any, Any]:
     return first.astype(np.int32), owner, first_slices
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    vectors = VECTORS.get(value, (value,))
-    names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
-    products = (_multiply_name(value, vector, alone) for vector in vectors for alone in (True, False))
-    return {FILE: (*names, *products)}
-
-
-def _multiply_name(value: str, vector: str, alone: bool) -> str:
+def multiply_name(value: str, vector: str, alone: bool) -> str:
     """Return the name expression of a product's kernel; `alone` if x has no other columns."""
     return f"ehyb_multiply<{value}, {vector}, {str(alone).lower()}>"
 
@@ -294,7 +282,7 @@ def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
 
     y = cupy.empty(x.shape, x.dtype) if out is None else out
     stride = x.shape[1] if x.ndim == 2 else 1
-    name = _multiply_name(c_type(a.dtype), c_type(np.dtype(x.dtype)), stride == 1)
+    name = multiply_name(c_type(a.dtype), c_type(np.dtype(x.dtype)), stride == 1)
     kernels, shared = module(FILE, (name,)), a.most * x.dtype.itemsize
     if len(a.slices):
         for k in range(stride):

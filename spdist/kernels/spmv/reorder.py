@@ -28,15 +28,8 @@ MOST_LEVELS = 4096
 NULL = np.intp(0)
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    return {FILE: (*_level_names(index, pointer), f"reorder_rows<{value}, {index}, {pointer}>")}
-
-
-def _level_names(index: str, pointer: str) -> tuple[str, str, str]:
+def level_names(index: str, pointer: str) -> tuple[str, str, str]:
+    """Return the name expressions of the kernels that find a level, sort it and number it."""
     return f"next_level<{index}, {pointer}>", f"level_keys<{index}>", f"number_level<{index}>"
 
 
@@ -67,7 +60,7 @@ class _Levels:
         self.order = cupy.empty(a.nrows, np.int32)
         self.place, self.parent = (cupy.full(a.nrows, UNSEEN, np.int32) for _ in range(2))
         self.next, self.found = cupy.empty(a.nrows, np.int32), cupy.zeros(1, np.int32)
-        self.names = _level_names(*_types(a))
+        self.names = level_names(*_types(a))
         self.kernels = module(FILE, self.names)
 
     def run(self) -> Any:

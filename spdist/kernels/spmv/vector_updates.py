@@ -72,16 +72,10 @@ class Updates(Protocol):
         """
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value`: C type of the vectors' elements: ``"double"``.
-    `index, pointer`: not used: vectors have no indices.
-    """
-    kernels = (
-        ("dot", "advance", "direction") if value.startswith("Complex") else ("dot", "advance", "direction", "ranks")
-    )
-    return {FILE: tuple(f"update_{kernel}<{value}>" for kernel in kernels)}
+def kernel_names(value: str) -> tuple[str, ...]:
+    """Return the name expressions of the kernels; ranks are real numbers."""
+    kernels = ("dot", "advance", "direction", *(() if value.startswith("Complex") else ("ranks",)))
+    return tuple(f"update_{kernel}<{value}>" for kernel in kernels)
 
 
 def updates_of(x: DeviceArray) -> Updates:
@@ -138,7 +132,7 @@ class OnGpu:
 
         self.count, self.blocks = len(x), min(BLOCKS, max(1, ceil_div(len(x), UPDATE_THREADS)))
         self.value = c_type(np.dtype(x.dtype))
-        self.kernels = module(FILE, sources(self.value, "", "")[FILE])
+        self.kernels = module(FILE, kernel_names(self.value))
         self.partial, self.arrived = cupy.empty(2 * self.blocks), cupy.zeros(1, np.uint32)
 
     def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:

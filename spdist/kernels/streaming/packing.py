@@ -44,6 +44,7 @@ from spdist.matrices.dtypes import IndexArray, ValueArray
 
 Bytes = npt.NDArray[np.uint8]
 
+FILE = "streaming/packing.cu"
 PACKED_KINDS = "fc"
 """Kinds of the dtypes of matrices that are packed."""
 USED, COLUMNS, DISTINCT = map(int, constants.PackedCount)
@@ -81,20 +82,10 @@ class PackingCosts:
 PACKING_COSTS = PackingCosts()
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Name the kernels of each .cu file that packing compiles.
-
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions of the kernels, by the path of the .cu file.
-
-    Examples
-    --------
-    >>> sources("float", "int", "int")["streaming/packing.cu"]
-    ('pack_columns<int, int>', 'sample_values<u32>', 'pack_values<u32, int>')
-    """
+def kernel_names(value: str, index: str, pointer: str) -> tuple[str, str, str]:
+    """Return the name expressions of the kernels that pack columns, sample values and pack values."""
     word = "u32" if value == "float" else "u64"
-    names = f"pack_columns<{index}, {pointer}>", f"sample_values<{word}>", f"pack_values<{word}, {pointer}>"
-    return {"streaming/packing.cu": names}
+    return f"pack_columns<{index}, {pointer}>", f"sample_values<{word}>", f"pack_values<{word}, {pointer}>"
 
 
 def words_of(data: ValueArray) -> ValueArray:
@@ -249,8 +240,8 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
     if len(out) < start + PACKED_PADDING:
         raise InputError(f"{len(out):,} bytes are too few for a packed matrix: its directory alone takes {start:,}")
     types = c_type(c.dtype), c_type(c.indices.dtype), c_type(c.indptr.dtype)
-    columns, sample, coded = sources(*types)["streaming/packing.cu"]
-    kernels = module("streaming/packing.cu", (columns, sample, coded))
+    columns, sample, coded = kernel_names(*types)
+    kernels = module(FILE, (columns, sample, coded))
     at = int(out.data.ptr)
     directory, stream = at + PACKED_HEAD, at + start
     room = np.uint64(len(out) - start - PACKED_PADDING)

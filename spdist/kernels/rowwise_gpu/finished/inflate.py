@@ -9,20 +9,12 @@ from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import CSR
 
+FILE = "rowwise_gpu/finished/inflate.cu"
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of the file for a choice of types: what may be compiled on first use.
 
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> sources("float", "int", "int")
-    {'rowwise_gpu/finished/inflate.cu': ('inflate_rows<float,int>',)}
-    """
-    names = () if value.startswith("Complex") else (f"inflate_rows<{value},{pointer}>",)
-    return {"rowwise_gpu/finished/inflate.cu": names}
+def kernel_name(value: str, pointer: str) -> str:
+    """Return the name expression of the kernel for C types of values and offsets."""
+    return f"inflate_rows<{value},{pointer}>"
 
 
 def inflate(rows: CSR, power: float) -> float:
@@ -36,8 +28,8 @@ def inflate(rows: CSR, power: float) -> float:
 
     if not rows.nrows:
         return 0.0
-    file, (name,) = next(iter(sources(c_type(rows.dtype), "", c_type(rows.indptr.dtype)).items()))
+    name = kernel_name(c_type(rows.dtype), c_type(rows.indptr.dtype))
     chaos = cupy.empty(rows.nrows, np.float64)
     args = rows.nrows, rows.indptr, rows.data, np.float64(power), chaos
-    module(file, (name,))(name, ceil_div(rows.nrows, GROUP_ROWS), 32 * GROUP_ROWS, args)
+    module(FILE, (name,))(name, ceil_div(rows.nrows, GROUP_ROWS), 32 * GROUP_ROWS, args)
     return float(chaos.max())

@@ -10,9 +10,8 @@ import numpy as np
 from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.csr import VECTORS
 from spdist.kernels.spmv.device_array import DeviceArray
-from spdist.kernels.spmv.sell.format import BLOCKS, Sell
+from spdist.kernels.spmv.sell.format import Sell
 
 FILE = "spmv/sell/multiply.cu"
 COLUMNS = (8, 4, 2, 1)
@@ -22,18 +21,6 @@ CACHED_SHARE = 0.5
 KEPT_SHARE = 1 / 6
 """Share of the L2 cache that holds the end of a larger matrix for the next product, which begins with it."""
 NULL = np.intp(0)
-
-
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    vectors = VECTORS.get(value, (value,))
-    columns = [(k, False) for k in COLUMNS] + [(1, True)]
-    names = [multiply_name(value, vector, b, *k) for vector in vectors for b in (1, *BLOCKS) for k in columns]
-    names += [f"sell_long_rows<{vector}, {k}>" for vector in vectors for k in COLUMNS]
-    return {FILE: (*names, *(f"sell_gather<{vector}>" for vector in vectors))}
 
 
 def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool) -> str:
