@@ -4,9 +4,7 @@ from __future__ import annotations
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Return ``a / b``, rounded up.
-
-    `b`: above 0.
+    """Return ``a / b``, rounded up; b is above 0.
 
     Examples
     --------
@@ -17,9 +15,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def round_up(a: int, b: int) -> int:
-    """Return the least multiple of `b` that is at least `a`.
-
-    `b`: above 0.
+    """Return the least multiple of `b`, which is above 0, that is at least `a`.
 
     Examples
     --------

@@ -58,38 +58,15 @@ VALUE_ALIGNMENT = 16
 
 
 def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = False) -> BSR:
-    """Multiply two matrices of dense blocks on the GPU.
+    """Multiply two matrices of dense blocks, r x s times s x t, on the current GPU; C has equal bits on every run.
 
-    Parameters
-    ----------
-    a, b : BSR
-        Arrays of CuPy on the current device; float32, float64, complex64 or complex128; blocks of r x s times s x t, of
-        any r, s and t. Block rows of B are sorted and free of duplicates; block rows of A need not be.
-    ones : (b.blocks,) float32, optional
-        Ones, from a caller that multiplies by B more than once.
-    tf32 : bool
-        Whether to multiply float32 blocks that fill tensor cores on these: their values are first rounded to 11
-        significant bits, so that each product has a relative error of 2^-10 at most. Other blocks keep full precision.
-
-    Returns
-    -------
-    BSR
-        Canonical, with a block wherever blocks of A and B meet; equal bits on every run. Workspace beyond C: some 20
-        bytes for each block, and the workspace of the pattern's product (`workspace.rowwise_workspace`).
-
-    Raises
-    ------
-    MatrixError
-        If shapes, block sizes or dtypes do not fit, offsets or block columns are out of range, or a block row of B is
-        not sorted.
-    InputError
-        If `tf32` is set and the values are not float32.
-    MemoryBoundError
-        If the GPU has too little memory; says how much is needed.
-
-    References
-    ----------
-    .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
+    Block rows of B are sorted and free of duplicates; block rows of A need not be. Workspace beyond C: some 20 bytes
+    for each block, and the workspace of the pattern's product (`workspace.rowwise_workspace`).
+    `ones`: (b.blocks,) float32, from a caller that multiplies by B more than once.
+    `tf32`: whether to multiply float32 blocks that fill tensor cores on these: values are first rounded to 11
+    significant bits, so that each product has a relative error of 2^-10 at most. Other blocks keep full precision.
+    Raises `MatrixError` if operands do not fit or are damaged, or a block row of B is not sorted; `InputError` if
+    `tf32` is set and values are not float32; `MemoryBoundError` with the bytes needed if the GPU has too little memory.
     """
     import cupy
 
@@ -185,13 +162,10 @@ class WholeRows(NamedTuple):
 def whole_rows(
     longest: int, mean_b: float, mean_c: float, sizes: tuple[int, int, int], value: int, index: int
 ) -> WholeRows | None:
-    """Choose how whole rows of C are multiplied.
+    """Choose how whole rows of C are multiplied; None if blocks are too large, or some rows have too many pairs.
 
-    `longest`: blocks in the longest block row of A.
-    `mean_b, mean_c`: mean number of blocks in a block row of B, and of C.
-    `sizes`: (r, s, t): blocks of r x s times s x t.
-    `value, index`: bytes of a value, and of a block column.
-    Returns none if blocks are too large, or some rows have too many pairs.
+    `longest`: blocks in the longest block row of A. `mean_b, mean_c`: mean number of blocks in a block row of B, and of
+    C. `sizes`: (r, s, t). `value, index`: bytes of a value, and of a block column.
 
     Examples
     --------
@@ -221,11 +195,8 @@ CORES = {"double": ("Double", 8, 4), "float": ("Rounded", 16, 8)}
 
 
 def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32: bool = False) -> str:
-    """Return the C++ type in bsr.cu that multiplies two blocks.
+    """Return the C++ type in bsr.cu that multiplies two blocks of r x s and s x t values; `sizes` is (r, s, t).
 
-    `value`: C type of the values.
-    `sizes`: (r, s, t): blocks of r x s times s x t.
-    `tensor_cores`: whether the GPU multiplies doubles on tensor cores.
     `tf32`: whether float32 values may be rounded to 11 significant bits.
 
     Examples
@@ -246,11 +217,7 @@ def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32:
 
 
 def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str]:
-    """Return the name expressions of the kernels that multiply by tasks.
-
-    `value, index, pointer`: C types of values, block columns and offsets.
-    `method`: from `method_of`.
-    Returns the kernel that cuts C into tasks, and the one that multiplies.
+    """Return the name expressions of the kernel that cuts C into tasks, and of the one that multiplies by `method_of`.
 
     Examples
     --------
@@ -261,11 +228,7 @@ def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str
 
 
 def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
-    """Return the name expression of the kernel that multiplies whole rows.
-
-    `value, index, pointer`: C types of values, block columns and offsets.
-    `sizes`: (r, s, t): blocks of r x s times s x t.
-    `group`: lanes of a row.
+    """Return the name expression of the kernel that multiplies whole rows, `group` lanes a row; `sizes` is (r, s, t).
 
     Examples
     --------
@@ -276,13 +239,10 @@ def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int]
 
 
 def best_tile(r: int, t: int) -> tuple[int, int] | None:
-    """Choose the tile of a block of C that each lane of a warp takes.
+    """Choose rows and columns of the tile of an r x t block that each lane takes; None if a warp has too few lanes.
 
     Measured: the best tile leaves the fewest lanes idle, has two columns, which are loaded at once, and is small, but
     smaller than the block.
-
-    `r, t`: rows and columns of the block.
-    Returns (int, int) or None: rows and columns of the tile; None if a warp has too few lanes.
 
     Examples
     --------

@@ -121,10 +121,7 @@ class Workspace(NamedTuple):
 
 
 class AllowedMask(NamedTuple):
-    """A mask that C is confined to, with a thread's hash table for a row of it.
-
-    Between rows totals are the semiring's zero, and hits are 0.
-    """
+    """A mask that C is confined to, with a hash table for a row; between rows totals are the ring's zero, hits are 0."""
 
     indptr: Int64Array
     indices: IndexArray
@@ -207,9 +204,9 @@ class _WritableAlias:
 
 
 def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array, or one of the same memory, contiguous and not marked read-only.
+    """Return the array, or one of the same memory, contiguous and not marked read-only; no kernel writes to operands.
 
-    Numba compiles once more for read-only arrays. No kernel writes to its operands.
+    Numba compiles once more for read-only arrays.
     """
     array = np.ascontiguousarray(array)
     return array if array.flags.writeable else np.asarray(_WritableAlias(array))

@@ -50,9 +50,6 @@ def _columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> 
 def columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> tuple[int, int, bool]:
     """As `PatternScan.columns`, compiled.
 
-    `indptr`: (nrows + 1,) int64.
-    `indices`: (nnz,) int32 or int64.
-
     Examples
     --------
     >>> columns(np.array([0, 2, 3]), np.array([1, 3, 0], np.int32), 0, 3)
@@ -64,8 +61,6 @@ def columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> t
 
 def offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
     """As `PatternScan.offsets_rise`, compiled.
-
-    `indptr`: (nrows + 1,) int64.
 
     Examples
     --------

@@ -85,11 +85,7 @@ class PreparedProduct:
 def prepare(
     a: CSR, b: CSR, engine: str, threads: int, workspace_limit: int | None, spec: ProductSpec
 ) -> PreparedProduct:
-    """Check a product, choose its engine, and convert its operands.
-
-    `a, b, engine, threads, workspace_limit, spec`: as for `multiply.multiply`.
-    Raises `MatrixError, InputError` As for `multiply.multiply`.
-    """
+    """Check a product, choose its engine, and convert its operands; raises as `multiply.multiply` does."""
     check_product_shapes(a.shape, b.shape)
     if engine not in ("auto", SCIPY, NUMBA):
         raise InputError(f"engine={engine!r} is not one of auto, scipy, numba")
@@ -132,14 +128,11 @@ def choose(
     sort: bool = True,
     products: int | None = None,
 ) -> tuple[str, str]:
-    """Choose the engine for ``a @ b`` by time and memory; both engines give the same bits.
+    """Choose the engine for ``a @ b`` by time and memory; return it, and the reason for people.
 
     Products that this process has left to SciPy count too: a caller of many small ones gets the quicker kernels.
-
-    `workspace_limit`: bytes allowed beyond operands and result.
-    `sort`: whether rows of C must be sorted; kernels that do not sort are compiled apart.
-    `products`: of ``a @ b``; by default estimated, for which both must be a `CSR`.
-    Returns `reason`: why, for people.
+    `workspace_limit`: bytes allowed beyond operands and result. `sort`: whether rows of C must be sorted; kernels that
+    do not sort are compiled apart. `products`: by default estimated, for which both must be a `CSR`.
     """
     kernels = _specialisation(a, b, sort)
     if kernels in _loaded:

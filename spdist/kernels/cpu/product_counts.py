@@ -16,14 +16,9 @@ SAMPLE = 1 << 16
 
 
 def row_products(a: CSR, b_row_nnz: npt.NDArray[np.integer[Any]]) -> Int64Array:
-    """Count the products of each row of ``C = A @ B``.
+    """Count the products of each row of ``C = A @ B`` from the entries of each row of B; they bound the entries of C.
 
-    `b_row_nnz`: (a.ncols,) integers: entries in each row of B.
-    Returns (a.nrows,) int64: products per row. Summed over a row block they bound that block's nnz(C) from above.
-
-    References
-    ----------
-    .. [1] A. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1, by rows.
+    A. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1, by rows.
 
     Examples
     --------
@@ -43,10 +38,7 @@ def row_products(a: CSR, b_row_nnz: npt.NDArray[np.integer[Any]]) -> Int64Array:
 
 
 def estimate_products(a: CSR, b: CSR, sample: int = SAMPLE) -> int:
-    """Estimate the products of ``a @ b`` from at most `sample` evenly spaced entries of A.
-
-    `a, b`: ``a.ncols == b.nrows``.
-    Returns exact if A has no more than `sample` entries.
+    """Estimate the products of ``a @ b`` from at most `sample` evenly spaced entries of A; exact if A has no more.
 
     Examples
     --------

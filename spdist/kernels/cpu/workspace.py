@@ -64,13 +64,9 @@ def cpu_workspace(
 ) -> int:
     """Bound the bytes that a multiply on the CPU takes beyond its operands and the buffers of its result.
 
-    Values whose dtype is not the result's, and indices whose dtype is not `index_dtype` of their matrix, are copied as
-    well: add `cast_bytes` for each.
-
-    `ncols`: columns of C.
+    With numba a few MiB a thread, whatever `ncols` is; with scipy it grows with `ncols`. Values and indices that are
+    converted are copied as well: add `cast_bytes` for each.
     `max_row_products`: products of the longest row; bounds what one slice of rows takes with scipy.
-    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
-    Returns bytes. With numba a few MiB a thread, whatever `ncols` is; with scipy it grows with `ncols`.
 
     Examples
     --------
@@ -99,7 +95,6 @@ def auto_workspace(
 def block_workspace(ncols: int, entries: int) -> int:
     """Bound the bytes that a multiply of block matrices on the CPU, by one thread, takes beyond operands and result.
 
-    `ncols`: block columns of C.
     `entries`: blocks of A, of B and of C together: their patterns are multiplied as matrices of bools.
     """
     return _numba_bytes(ncols, 1) + 8 * ncols + entries
@@ -115,12 +110,9 @@ def fused_workspace(
 ) -> int:
     """Bound the bytes that a mask, a threshold or top-n take beyond `cpu_workspace` with numba.
 
-    `row_entries`: entries of the longest row before it is cut: at most its products, columns of C, and `mask_row` under
-    a mask.
-    `mask_row`: entries of the longest row of the mask; 0 without one.
-    `top_n`: entries kept of a row; 0 for all.
-    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
-    Returns bytes; of rows and tables only what is written takes memory.
+    Of rows and tables only what is written takes memory. `row_entries`: entries of the longest row before it is cut: at
+    most its products, columns of C, and `mask_row` under a mask. `mask_row`: entries of the longest row of the mask; 0
+    without one. `top_n`: 0 for all.
 
     Examples
     --------
@@ -133,9 +125,7 @@ def fused_workspace(
 
 
 def slice_products(products: int, threads: int) -> int:
-    """Return the most products of a slice of rows that threads take in turn.
-
-    `products`: of all rows, estimated.
+    """Return the most products of a slice of rows that threads take in turn, from the estimated products of all rows.
 
     Examples
     --------
@@ -147,8 +137,6 @@ def slice_products(products: int, threads: int) -> int:
 
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:
     """Return the bytes of a copy of an operand's values or indices; 0 if the items have the wanted size.
-
-    `itemsize, wanted_itemsize`: bytes of an item now, and in the copy.
 
     Examples
     --------

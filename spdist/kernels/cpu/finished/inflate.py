@@ -17,9 +17,8 @@ THREAD_ENTRIES = 1 << 18
 
 
 def inflate(rows: CSR, power: float) -> float:
-    """Raise the values of each row to a power and scale the row to sum 1, in place.
+    """Raise the values of each row to a power and scale the row to sum 1, in place; rows without a positive value stay.
 
-    `rows`: not negative; rows need not sum to 1 before. Rows without a positive value stay.
     Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
 
     Examples
@@ -39,10 +38,7 @@ def inflate(rows: CSR, power: float) -> float:
 
 
 def sums_of_rows(rows: CSR) -> ValueArray:
-    """Return the sum of each row.
-
-    `rows`: real.
-    Returns (nrows,) float64.
+    """Return the sum of each row of a real matrix, (nrows,) float64.
 
     Examples
     --------
@@ -63,11 +59,7 @@ def thread_bounds(rows: CSR) -> list[int]:
 
 @compiled
 def inflate_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, power: float) -> Any:
-    """Inflate rows ``[start, stop)`` in place; return the largest ``(max - sum of squares) * entries`` of a row.
-
-    `indptr`: (nrows + 1,) int64.
-    `data`: (nnz,) array.
-    """
+    """Inflate rows ``[start, stop)`` in place; return the largest ``(max - sum of squares) * entries`` of a row."""
     most = 0.0
     for row in range(start, stop):
         first, last = indptr[row], indptr[row + 1]
@@ -93,12 +85,7 @@ def inflate_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, po
 
 @compiled
 def sum_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, sums: ValueArray) -> None:
-    """Write the sums of rows ``[start, stop)``.
-
-    `indptr`: (nrows + 1,) int64.
-    `data`: (nnz,) array.
-    `sums`: (nrows,) float64.
-    """
+    """Write the sums of rows ``[start, stop)`` to `sums`, (nrows,) float64."""
     for row in range(start, stop):
         total = 0.0
         for t in range(indptr[row], indptr[row + 1]):
