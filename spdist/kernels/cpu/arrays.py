@@ -121,7 +121,7 @@ class Workspace(NamedTuple):
 
 
 class AllowedMask(NamedTuple):
-    """A mask that C is confined to, with a hash table for a row; between rows totals are the ring's zero, hits are 0."""
+    """A mask that C is confined to, with a hash table for a row; between rows totals are zero, and hits are 0."""
 
     indptr: Int64Array
     indices: IndexArray

@@ -50,32 +50,12 @@ COPIED_ENTRIES = 2048
 def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
     """Return ``a @ b`` by expansion, sorting and compression; arrays of CuPy in and out.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Values float32, float64, complex64 or complex128; indices and indptr int32 or int64. Rows may be unsorted and
-        hold duplicates.
-    workspace_limit : int, optional
-        Bytes of device memory to take beyond operands and result. By default `ESC_LIMIT`, or more if the longest row
-        needs more. With less memory, more entries are computed twice.
-
-    Returns
-    -------
-    CSR
-        Canonical: columns rise strictly in each row, entries that are or cancel to zero are kept. The products of an
-        entry are added in the order of A's entries, so every run and every limit gives equal bits. Indices and indptr
-        have the operands' dtypes, indptr int64 if nnz needs it.
-
-    Raises
-    ------
-    MemoryBoundError
-        If the limit is too small, or a row of C has more products than the GPU merges; says how much is needed.
-    MatrixError
-        If the shapes do not match, an index is out of range, or the dtype is not multiplied on the GPU.
-
-    References
-    ----------
-    .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
+    Operands may be unsorted and hold duplicates; C is canonical, zeros kept. The products of an entry are added in the
+    order of A's entries, so every run and every limit gives equal bits.
+    `workspace_limit`: bytes of device memory to take beyond operands and result; by default `ESC_LIMIT`, or more if the
+    longest row needs more. With less memory, more entries are computed twice.
+    Raises `MemoryBoundError` with the bytes needed if the limit is too small, or a row of C has more products than the
+    GPU merges; `MatrixError` if the operands do not fit or are damaged.
     """
     check_product_shapes(a.shape, b.shape)
     c_type(result_dtype(a.dtype, b.dtype))

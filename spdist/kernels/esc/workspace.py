@@ -67,9 +67,8 @@ def esc_workspace(sizes: EscSizes, tile: int, limit: int | None = None) -> EscWo
 
     Operands whose dtypes differ are copied as well: add `cast_bytes` for each. Every size grows with every field of
     `sizes`, so upper bounds of the sizes give an upper bound of the memory.
-
-    `tile`: products that a thread block sorts in shared memory.
-    `limit`: bytes to take at most, `ESC_LIMIT` if not given; exceeded if it is below `needed`.
+    `tile`: products that a thread block sorts in shared memory. `limit`: bytes, by default `ESC_LIMIT`; exceeded if it
+    is below `needed`.
 
     Examples
     --------

@@ -50,11 +50,7 @@ LENGTH_GROUPS = len(REGISTER_CLASSES) + 1
 
 
 class KernelNames:
-    """Name expressions of the kernels for one choice of types.
-
-    `value, index, pointer, key`: C types of values, columns, offsets and sort keys, such as ``"double"``, ``"int"``,
-    ``"int"``, ``"u32"``.
-    """
+    """Name expressions of the kernels for C types of values, columns, offsets and sort keys."""
 
     def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
         vip, ip = f"{value},{index},{pointer}", f"{index},{pointer}"
@@ -83,11 +79,7 @@ class SortKernels(KernelNames):
 
 @functools.cache
 def kernels_of(device: int, value: str, index: str, pointer: str, key: str) -> SortKernels:
-    """Return the compiled kernels of a device; later calls return the same object.
-
-    `device`: number of the device, which must be current.
-    `value, index, pointer, key`: C types of values, columns, offsets and sort keys.
-    """
+    """Return the compiled kernels of a device, which must be current; later calls return the same object."""
     return SortKernels(value, index, pointer, key)
 
 
@@ -105,9 +97,8 @@ def group_table() -> npt.NDArray[np.uint8]:
 def launch_block(kernels: SortKernels, block: BlockSizes, lengths: list[int], at: BlockLayout, ncols: int) -> None:
     """Launch the GPU stages of a block on the current stream: multiply, sort and compress its rows, and gather C.
 
-    `lengths`: (LENGTH_GROUPS,) list of int: rows of each group.
-    `at`: device addresses. The arrays before ``at.sent`` are in place; the bytes from ``at.counts`` on are zero.
-    `ncols`: columns of B.
+    `lengths`: (LENGTH_GROUPS,): rows of each group. `at`: device addresses. The arrays before ``at.sent`` are in place;
+    the bytes from ``at.counts`` on are zero. `ncols`: of B.
     """
     rows = np.int64(block.rows)
     a_rows = at.a_rows if block.distinct else 0

@@ -60,17 +60,12 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class BlockEpilogue:
-    """Multiply blocks of one product on the GPU, and apply its epilogue to each.
+    """Multiply blocks of one product on the GPU, and apply its epilogue to each; or download a reduction alone.
 
-    `spec`: with the mask on the host; or on the device, if the product is made as one block.
-    `reduction`: download nothing but this reduction of each block.
-    `shape`: shape of C.
-    `dtype`: dtype of C.
-    `counts`: whether the rows of C need only be counted.
-    `factors`: on the host: factors of rows, factors of columns, edges of a histogram's bins; None for each that is not
-    asked for.
-    `on_device`: factors of rows and of columns.
-    `edges, sums`: edges of bins; sums of columns.
+    `spec`: with the mask on the host; or on the device, if the product is made as one block. `shape, dtype`: of C.
+    `counts`: whether the rows of C need only be counted. `factors`: on the host: factors of rows, factors of columns,
+    edges of a histogram's bins; None if not wanted. `on_device`: factors of rows and of columns. `edges, sums`: edges
+    of bins; sums of columns.
     """
 
     def __init__(
@@ -110,13 +105,10 @@ class BlockEpilogue:
         self.take([None if one is None else cupy.asarray(one) for one in (*self.factors, self.sums_of_columns)])
 
     def make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
-        """Multiply a block of rows of A and apply the epilogue.
+        """Multiply a block of rows of A on the GPU and apply the epilogue; `first` is the block's first row in C.
 
-        `a, b`: on the GPU.
-        `first`: row of the product that is the block's first.
         `**known`: `sound_b`, `expected` and `meanwhile`, as for `rowwise_gpu.multiply.multiply`.
-        Returns `made`: the block of C; its row lengths if `counts`.
-        Returns `entries`: entries that were allocated, C included.
+        Returns the block of C, or its row lengths if `counts`; and the entries that were allocated, C included.
         """
         if self.spec.diagonal is None:
             return self._make(a, b, first, deterministic, **known)
@@ -200,12 +192,10 @@ class BlockEpilogue:
 
 
 def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: ValueArray | None = None, first: int = 0) -> CSR:
-    """Scale, map, normalize and select the entries of C: values are changed in place, selected entries are copied.
+    """Scale, map, normalize and select the entries of a canonical C: values change in place, selected ones are copied.
 
-    `c`: canonical, on the GPU.
-    `spec`: semiring and mask were applied already.
-    `rows, columns`: factors of the product's rows and columns, in the dtype of C.
-    `first`: row of the product that is C's first.
+    Semiring and mask were applied already. `rows, columns`: factors in the dtype of C. `first`: C's first row in the
+    product.
     Raises `InputError` if the C expression of the epilogue does not compile.
     """
     if not spec.finishes or not c.nnz:

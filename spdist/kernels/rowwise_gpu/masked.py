@@ -63,22 +63,10 @@ def multiply(
     a: CSR, b: CSR, mask: CSR, *, complement: bool, semiring: Semiring, deterministic: bool = False,
     sound_b: bool = False,
 ) -> tuple[CSR, int]:  # fmt: skip
-    """Return ``a @ b`` under a mask, and how many entries were allocated for it.
+    """Return ``a @ b`` under a canonical mask, on the host or on the GPU, and how many entries were allocated for it.
 
-    Parameters
-    ----------
-    a, b, semiring, deterministic, sound_b
-        As for `rowwise_gpu.multiply.multiply`, with the same errors.
-    mask : CSR
-        On the host or on the GPU, canonical, with the rows of A and the columns of B; values do not count.
-    complement : bool
-        Whether C has entries only where the mask holds none.
-
-    Returns
-    -------
-    c : CSR
-    made : int
-        Entries that the call allocated, with the entries of C: a measure of the device memory it took.
+    Arguments and errors as for `rowwise_gpu.multiply.multiply`; values of the mask do not count. The entries, with the
+    entries of C, measure the device memory that the call took.
     """
     import cupy
 
@@ -132,12 +120,7 @@ def _add_products(
 
 
 def on_device(mask: CSR, index: np.dtype[Any], pointer: np.dtype[Any]) -> CSR:
-    """Return a mask's structure on the GPU.
-
-    `mask`: on the host or on the GPU.
-    `index, pointer`: of columns and of offsets.
-    Returns its values are its columns, as nothing reads them.
-    """
+    """Return a mask's structure on the GPU; its values are its columns, as nothing reads them."""
     import cupy
 
     indptr = cupy.asarray(mask.indptr.astype(pointer, copy=False))

@@ -31,9 +31,8 @@ NODE_WARPS = 2
 
 
 class RowKernels:
-    """The compiled kernels for one choice of types; compiled on first use, file by file.
+    """The compiled kernels for C types of values, columns and offsets; compiled on first use, file by file.
 
-    `value, index, pointer`: C types of values, columns and offsets.
     `defines`: compiler options of a semiring, for the files that multiply.
     """
 

@@ -50,10 +50,7 @@ VALUE_BYTES = 32 << 10
 
 
 def long_fits(rows: int, ncols: int) -> bool:
-    """Return whether masks and ranks of long rows of C fit in `LONG_BYTES`.
-
-    `rows`: long rows.
-    `ncols`: columns of C.
+    """Return whether masks and ranks of that number of long rows of C fit in `LONG_BYTES`.
 
     Examples
     --------
@@ -69,10 +66,7 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
     Every part reads all of the row's entries of A, so few large parts take less time, as long as the entries of C that
     all thread blocks add to at a time fit in the L2 cache: smaller values allow larger parts. If there are few rows,
     they are cut into as many parts as rows whose parts hold values.
-
-    `held_parts, parts`: `RankClass.parts` and `RankClass.open_parts`.
-    `rows`: rows of the class.
-    `value_itemsize`: bytes of a value.
+    `held_parts, parts`: `RankClass.parts` and `RankClass.open_parts`. `rows`: of the class.
 
     Examples
     --------
@@ -85,12 +79,8 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
 def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -> int:
     """Return the number of parts of each row of a class: at least `parts`, unless tasks would take too much memory.
 
-    Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns.
-
-    `parts`: parts of each row at least.
-    `ncols`: columns of C.
-    `rows`: rows of the class.
-    `columns`: columns of a part at most, up to `MOST_PARTS` parts.
+    Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns, up
+    to `MOST_PARTS` parts.
 
     Examples
     --------
@@ -102,12 +92,7 @@ def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -
 
 
 def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
-    """Bound the columns of a part of a row.
-
-    `ncols`: columns of C.
-    `parts`: parts of each row.
-    `columns`: greatest bound that is of use.
-    Returns A multiple of 64; 0 if it were above `columns`: then the parts must be measured.
+    """Bound the columns of a part of a row by a multiple of 64; 0 above `columns`: then the parts must be measured.
 
     Examples
     --------
@@ -121,8 +106,7 @@ def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
 def rank_count_window(width: int, shared_bytes: int) -> int:
     """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory.
 
-    `width`: columns of the widest part.
-    `shared_bytes`: shared memory that a thread block may use.
+    `width`: columns of the widest part. `shared_bytes`: shared memory that a thread block may use.
 
     Examples
     --------
@@ -135,16 +119,11 @@ def rank_count_window(width: int, shared_bytes: int) -> int:
 def rank_fill_shared(
     width: int, most_products: int, value_itemsize: int, ordered: bool, shared_bytes: int
 ) -> tuple[int, int, int]:
-    """Return how `rank_fill` uses shared memory.
+    """Return how `rank_fill` uses shared memory: columns marked at once, values held at once, bytes of a thread block.
 
-    `width`: columns of the widest part.
-    `most_products`: products of the longest row.
-    `value_itemsize`: bytes of a value.
-    `ordered`: whether values are held in shared memory and added in the order of A's entries; if not, none are held.
-    `shared_bytes`: shared memory that a thread block may use.
-    Returns `window`: columns marked at once.
-    Returns `capacity`: values held at once.
-    Returns `shared`: bytes of a thread block.
+    `width`: columns of the widest part. `most_products`: products of the longest row. `ordered`: whether values are
+    held in shared memory and added in the order of A's entries; if not, none are held. `shared_bytes`: that a thread
+    block may use.
     """
     left = shared_bytes - VALUE_BYTES - 64 * 16  # at least 64 values of a row are held
     window = min(round_up(width, 256), 1 << MASK_BITS - 1, 1 << (16 * left // 3).bit_length() - 1)
@@ -166,13 +145,9 @@ def node_fill_shared(
 ) -> tuple[int, int, int]:
     """Return how a warp of `node_fill` uses shared memory.
 
-    `words`: words of 32 columns of the widest node.
-    `rows`: rows of the largest node.
-    `most_entries`: entries of the longest row of C.
-    `value_itemsize`: bytes of a value.
-    `shared_bytes`: shared memory that the two warps of a thread block may use.
-    Returns `capacity, most`: entries held of each of `rows` rows, and of a row that is alone in its node.
-    Returns `shared`: bytes of a warp.
+    `words`: words of 32 columns of the widest node. `rows`: rows of the largest node. `most_entries`: entries of the
+    longest row of C. `shared_bytes`: that the two warps of a thread block may use.
+    Returns the entries held of each of `rows` rows, and of a row that is alone in its node; and bytes of a warp.
     """
     room = max(64, min(24 << 10, shared_bytes // 7) // (value_itemsize * rows))
     unit = max(4, 8 // value_itemsize)  # keeps the arrays after the values aligned
@@ -193,13 +168,10 @@ def rowwise_workspace(
 ) -> int:
     """Bound the device bytes that the row-by-row product on the GPU takes beyond A, B and C.
 
-    Operands whose dtypes differ are copied as well: add `cast_bytes` for each.
-
-    `nrows_a, nrows_b, ncols`: rows of A and B, columns of C.
+    Operands whose dtypes differ are copied as well: add `cast_bytes` for each. The bound counts the unused room of a C
+    cut from larger buffers. If the sampled rows mislead, a product may take up to the bytes of all products while it is
+    made.
     `class_rows`: rows of each class, the empty rows first.
-    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
-    Returns bytes, with the unused room of a C cut from larger buffers. If the sampled rows mislead, a product may take
-    up to the bytes of all products while it is made.
 
     Examples
     --------

@@ -18,11 +18,10 @@ def kernel_name(value: str, pointer: str) -> str:
 
 
 def inflate(rows: CSR, power: float) -> float:
-    """Raise the values of each row to a power and scale the row to sum 1, in place.
+    """Raise the values of each row to a power and scale the row to sum 1, in place; rows without a positive value stay.
 
-    `rows`: on the GPU, of float32 or float64. Not negative; rows need not sum to 1 before. Rows without a positive
-    value stay.
-    Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
+    Values are not negative. Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are
+    no rows.
     """
     import cupy
 
