@@ -35,31 +35,16 @@ def kernel_name(value: str, vector: str, index: str, pointer: str, width: int) -
 
 
 def row_width(nrows: int, nnz: int) -> int:
-    """Return how many lanes share a row: one for about four entries, at most 32.
-
-    `nrows, nnz`: rows and entries of the matrix.
-    """
+    """Return how many lanes share a row: one for about four entries, at most 32."""
     mean = nnz / max(nrows, 1)
     return max((width for width in WIDTHS if 2.5 * width <= mean), default=1)
 
 
 def multiply(a: CSR, x: DeviceArray, out: DeviceArray | None = None, *, width: int | None = None) -> Any:
-    """Return ``a @ x`` by CSR-scalar (`width` 1) or CSR-vector.
+    """Return ``a @ x`` on the GPU by CSR-scalar (`width` 1) or CSR-vector; by default the mean length of rows chooses.
 
-    Parameters
-    ----------
-    a : CSR
-        On the GPU; any order of entries, duplicates count twice.
-    x : (ncols,) or (ncols, k)
-        On the GPU, C order; of the dtype of `a` or the wider dtype of its kind.
-    out : array, optional
-        Array for the result.
-    width : {1, 2, 4, 8, 16, 32}, optional
-        Lanes of a row; by default chosen by the mean length.
-
-    References
-    ----------
-    .. [1] F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano.
+    Entries come in any order, duplicates count twice. x is (ncols,) or (ncols, k) in C order, of the dtype of `a` or
+    the wider dtype of its kind.
     """
     import cupy
 

@@ -79,15 +79,10 @@ class Ehyb:
 
 
 def part_count(nrows: int, itemsize: int, processors: int, shared: int) -> tuple[int, int]:
-    """Return the number of parts and the rows of each, by the paper's equations 1 and 2.
+    """Return the number of parts and the rows of each, by equations 1 and 2 of C. Chen, arXiv 2204.06666.
 
-    `itemsize`: bytes of an element of x.
-    `processors`: multiprocessors of the device.
-    `shared`: bytes of shared memory that a part of x may take.
-
-    References
-    ----------
-    .. [1] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
+    `itemsize`: bytes of an element of x. `processors`: multiprocessors of the device. `shared`: bytes of shared memory
+    that a part of x may take.
 
     Examples
     --------
@@ -106,10 +101,8 @@ def has_metis() -> bool:
 
 
 def partition(a: CSR, parts: int, side: int = 1) -> Any:
-    """Return the part of each row, by METIS; groups of `side` rows stay together.
+    """Return the part of each row of a square matrix, by METIS; nodes of `side` rows, which divide it, stay together.
 
-    `a`: square, on the host or on the GPU.
-    `side`: unknowns of a node; `nrows` is a multiple of it.
     Raises `InputError` if pymetis is not installed.
     """
     try:
@@ -135,11 +128,9 @@ def partition(a: CSR, parts: int, side: int = 1) -> Any:
 
 
 def build(a: CSR, *, part: DeviceArray | None = None, dtype: npt.DTypeLike | None = None) -> Ehyb:
-    """Convert a square matrix to EHYB.
+    """Convert a square matrix on the GPU to EHYB; its entries come in any order, duplicates count twice.
 
-    `a`: on the GPU; any order of entries, duplicates count twice.
-    `part`: (nrows,) int, optional: part of each row, numbered from 0; by default METIS chooses.
-    `dtype`: dtype of the stored values; by default the dtype of `a`.
+    `part`: (nrows,): part of each row, numbered from 0; by default METIS chooses.
     Raises `MatrixError` if the matrix is not square, or a part is larger than shared memory.
     """
     import cupy
@@ -268,16 +259,7 @@ def multiply_name(value: str, vector: str, alone: bool) -> str:
 
 
 def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
-    """Return ``a @ x``.
-
-    Parameters
-    ----------
-    a : Ehyb
-    x : (nrows,) or (nrows, k)
-        On the GPU, in C order; columns are multiplied one by one.
-    out : (nrows,) or (nrows, k), optional
-        Array for the result.
-    """
+    """Return ``a @ x`` for x on the GPU, (nrows,) or (nrows, k) in C order; columns are multiplied one by one."""
     import cupy
 
     y = cupy.empty(x.shape, x.dtype) if out is None else out
@@ -310,18 +292,12 @@ def permuted(a: Ehyb) -> Ehyb:
 
 
 def permute(a: Ehyb, x: DeviceArray) -> Any:
-    """Return the rows of x in the order of the parts of `a`.
-
-    `x`: (nrows,) or (nrows, k): on the GPU, in the order of the caller.
-    """
+    """Return the rows of x, which are in the caller's order, in the order of the parts of `a`."""
     return x[a.order]
 
 
 def unpermute(a: Ehyb, x: DeviceArray) -> Any:
-    """Return the rows of x in the order of the caller; undoes `permute`.
-
-    `x`: (nrows,) or (nrows, k): on the GPU, in the order of the parts of `a`.
-    """
+    """Return the rows of x in the caller's order; undoes `permute`."""
     import cupy
 
     out = cupy.empty_like(x)

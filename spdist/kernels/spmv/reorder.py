@@ -38,10 +38,9 @@ def _types(a: CSR) -> tuple[str, str]:
 
 
 def levels(a: CSR) -> Any:
-    """Return the rows of a square matrix level by level.
+    """Return the rows of a square matrix level by level, (nrows,) int32; its pattern should be symmetric.
 
-    `a`: square; its pattern should be symmetric. On the host, SciPy's reverse Cuthill-McKee gives the order.
-    Returns (nrows,) int32: row at each place.
+    On the host, SciPy's reverse Cuthill-McKee gives the order.
     """
     if not is_on_gpu(a.data):
         from scipy.sparse.csgraph import reverse_cuthill_mckee
@@ -124,18 +123,9 @@ def inverse(order: DeviceArray) -> Any:
 
 
 def apply(a: CSR, rows: DeviceArray | None, columns: DeviceArray | None) -> CSR:
-    """Return a matrix with rows and columns in new orders.
+    """Return a matrix with the row, and the column, at each place of new orders; None keeps an order.
 
-    Parameters
-    ----------
-    a : CSR
-    rows, columns : int32 arrays or None
-        Row, and column, at each place; None keeps their order.
-
-    Returns
-    -------
-    CSR
-        Its rows are sorted by new columns; on the GPU only rows short enough for sorting to pay.
+    Rows are sorted by new columns; on the GPU only rows short enough for sorting to pay.
     """
     place = None if columns is None else inverse(columns)
     if not is_on_gpu(a.data):

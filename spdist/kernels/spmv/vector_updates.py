@@ -33,42 +33,27 @@ class Updates(Protocol):
     """The updates of vectors of one length and dtype; vectors of a call do not overlap."""
 
     def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:
-        """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None.
-
-        `x, y`: (n,) array.
-        `out`: (1,) float64.
-        """
+        """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None."""
 
     def advance(
         self, x: DeviceArray, r: DeviceArray, p: DeviceArray, q: DeviceArray, scale: DeviceArray | None,
         sums: DeviceArray,
     ) -> None:  # fmt: skip
-        """Take a step of conjugate gradients along p: ``x += step p``, ``r -= step q`` with ``step = RZ / PQ``.
+        """Take a step of conjugate gradients along p: ``x += step p``, ``r -= step q``, ``step = RZ / PQ``, ``q = A p``.
 
-        The step is 0 once r is 0. Of `sums`, BEFORE is set to RZ, then RZ and RR to their new values. With a `scale`, q
-        is overwritten by ``z = scale r``; without one, z is r.
-
-        `x, r, p, q`: (n,) array: solution, residual, direction, and ``q = A p``.
-        `scale`: (n,) array, optional: the preconditioner.
-        `sums`: (4,) float64.
+        The step is 0 once r is 0. Of `sums`, BEFORE is set to RZ, then RZ and RR to their new values. With a
+        preconditioner `scale`, q is overwritten by ``z = scale r``; without one, z is r.
         """
 
     def set_direction(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
-        """Set p to the next direction, ``z + (RZ / BEFORE) p``.
-
-        `p, z`: (n,) array.
-        `sums`: (4,) float64.
-        """
+        """Set p to the next direction, ``z + (RZ / BEFORE) p``."""
 
     def set_ranks(
         self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray
     ) -> None:
         """Set ranks to ``damping moved`` plus equal shares of the remaining rank; set CHANGED.
 
-        `ranks`: (n,) array.
-        `moved`: (n,) array: ranks that moved along links; overwritten.
-        `damping, nodes`: chance to follow a link, and nodes of all parts.
-        `sums`: (2,) float64.
+        `moved`: ranks that moved along links; overwritten. `nodes`: of all parts.
         """
 
 

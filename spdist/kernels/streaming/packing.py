@@ -111,10 +111,7 @@ class Sizes(NamedTuple):
 def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> float:
     """Predict the seconds until a packed matrix is in the host's memory; bus and threads work at the same time.
 
-    `packed`: bytes that cross the bus and are unpacked.
-    `apart`: bytes that cross the bus without unpacking.
-    `threads`: threads of the host that unpack.
-    Returns seconds.
+    `packed`: bytes that cross the bus and are unpacked. `apart`: bytes that cross the bus without unpacking.
 
     Examples
     --------
@@ -132,7 +129,6 @@ def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts 
     """Choose the arrays to pack for the shortest time until the matrix is on the host.
 
     `columns, both`: packed bytes without the values and with them; 0 if they are not packed.
-    `threads`: threads of the host that unpack.
 
     Examples
     --------
@@ -149,16 +145,12 @@ def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts 
 
 
 class Packed:
-    """A matrix that the device packs; its sizes are known after `wait`.
+    """A matrix that the device packs into `out`; its sizes are known after `wait`.
 
-    `c`: on the GPU.
-    `out`: device memory that `pack` fills.
-    `columns`: whether the columns are packed. If not, `out` was too small for them: copy the matrix unpacked.
-    `values`: whether the values are packed too. If not, copy ``c.data``.
-    `nbytes`: bytes that `copy` copies; 0 if nothing is packed.
-    `why`: why columns or values are not packed, in a line for a log.
-    `source`: device address of the packed bytes.
-    `pointer`: dtype of the offsets.
+    `columns, values`: whether they are packed. If columns are not, `out` was too small for them: copy the matrix
+    unpacked. If values are not, copy ``c.data``. `nbytes`: bytes that `copy` copies; 0 if nothing is packed. `why`: why
+    columns or values are not packed, in a line for a log. `source`: device address of the packed bytes. `pointer`:
+    dtype of the offsets.
 
     Examples
     --------
@@ -225,14 +217,11 @@ class Packed:
 
 
 def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
-    """Pack a matrix on the device, on the current stream; allocate nothing there, and do not wait.
+    """Pack a canonical matrix on the device, on the current stream; allocate nothing there, and do not wait.
 
-    `c`: arrays of CuPy, canonical; float32, float64, complex64 or complex128.
     `out`: aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, arrays that do not fit are
-    not packed, and `Packed` says so.
-    `values`: whether to pack the values if they repeat.
-    Raises `InputError` if `out` does not hold the directory.
-    Raises `MatrixError` if the GPU has no kernels for the dtype.
+    not packed, and `Packed` says so. `values`: whether to pack the values if they repeat.
+    Raises `InputError` if `out` does not hold the directory, `MatrixError` if the GPU has no kernels for the dtype.
     """
     import cupy
 
@@ -269,14 +258,10 @@ def unpack(
 ) -> None:
     """Unpack units ``[first, last)`` on the host without the interpreter's lock: threads may share the units.
 
-    `packed`: (nbytes,) uint8: bytes that `Packed.copy` has copied.
-    `indptr`: (nrows + 1,) int32 or int64: written for the rows that start in these units; the call for the last unit
-    writes the end.
-    `indices`: (nnz,) int32 or int64: written for the entries of these units.
-    `data`: (nnz,), optional: written for the entries of these units; None if the values are not packed
-    (`Packed.values`).
-    `first, last`: there are ``workspace.packed_units(nrows, nnz)`` units, which have about as many rows and entries
+    Writes the offsets of the rows that start in these units, and their entries; the call for the last unit also writes
+    the last offset. There are ``workspace.packed_units(nrows, nnz)`` units, which have about as many rows and entries
     each.
+    `packed`: bytes that `Packed.copy` has copied. `data`: None if the values are not packed (`Packed.values`).
     """
     from spdist.kernels.streaming import unpacking
 

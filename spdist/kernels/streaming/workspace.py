@@ -37,12 +37,9 @@ class DeviceShares(NamedTuple):
 
 
 def device_shares(b_bytes: int, memory_limit: int, slots: int = BLOCKS_IN_FLIGHT) -> DeviceShares:
-    """Divide the memory limit of a GPU among B and slots.
+    """Divide the memory limit of a GPU in bytes among B and slots; a single slot gets all the room.
 
     `b_bytes`: bytes of the whole of B on the GPU; 0 if it is not to be resident.
-    `memory_limit`: bytes.
-    `slots`: number of slots. A single slot gets all the room.
-    Returns at most `memory_limit` bytes in all.
 
     Examples
     --------
@@ -85,8 +82,7 @@ PACKED_PADDING = 8
 def packed_unit(nrows: int, nnz: int) -> int:
     """Return the rows and entries, together, of a unit of a packed matrix before its ends move to ends of rows.
 
-    `nrows, nnz`: rows and entries of the matrix.
-    Returns A power of 2.
+    Always a power of 2.
 
     Examples
     --------
@@ -98,10 +94,7 @@ def packed_unit(nrows: int, nnz: int) -> int:
 
 
 def packed_units(nrows: int, nnz: int) -> int:
-    """Return the number of units of a packed matrix; threads share them.
-
-    `nrows, nnz`: rows and entries of the matrix.
-    Returns at least 1.
+    """Return the number of units of a packed matrix, at least 1; threads share them.
 
     Examples
     --------
@@ -112,10 +105,7 @@ def packed_units(nrows: int, nnz: int) -> int:
 
 
 def packed_start(nrows: int, nnz: int) -> int:
-    """Return the byte of a packed matrix at which the units start.
-
-    `nrows, nnz`: rows and entries of the matrix.
-    Returns bytes of the head and the directory.
+    """Return the byte of a packed matrix at which the units start, after the head and the directory.
 
     Examples
     --------
@@ -126,16 +116,12 @@ def packed_start(nrows: int, nnz: int) -> int:
 
 
 def packed_bound(shape: tuple[int, int], nnz: int, index_itemsize: int, value_itemsize: int = 0) -> int:
-    """Bound the bytes of a packed matrix.
+    """Bound the bytes of a packed matrix; columns always fit.
 
     Groups of columns take as many bits as their largest difference. The differences of a row add up to no more than the
     number of columns, and the sum of their bits is largest if all are equal.
-
-    `shape`: (nrows, ncols).
-    `index_itemsize`: bytes of a column index.
     `value_itemsize`: bytes of a value; 0 if only columns are packed. Values get a quarter of their size; if they need
     more, they are not packed.
-    Returns bytes. Columns always fit.
 
     Examples
     --------

@@ -48,10 +48,7 @@ LARGE = 1 << 23
 
 
 def placing(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of the kernels that read no values, which are small and compiled together.
-
-    `index, pointer`: C types of column indices and row offsets.
-    """
+    """Return the name expressions of the kernels that read no values, which are small and compiled together."""
     names = (f"sell_{step}<{pointer}>" for step in ("part", "sort", "keys"))
     return f"sell_survey<{index}, {pointer}>", *names, "sell_cut", "sell_starts"
 

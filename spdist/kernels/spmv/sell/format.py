@@ -95,8 +95,6 @@ class SellArrays(NamedTuple):
 def new_chunks(first: Int64Array, counts: Int64Array, log_threads: int) -> Int64Array:
     """Return chunks whose first positions, rows and lanes of a row are set; the rest is zero.
 
-    `first, counts`: (nchunks,) int: position of each chunk's first row, and its rows.
-    `log_threads`: logarithm, to base 2, of the lanes of a row.
     Returns (nchunks, 4) int64: the 32 bytes of the `Chunk` in `sell.cuh`: place of values, place of indices, ``first |
     width << 32``, and in the upper half of the last word the code ``kind | log_threads << 4 | count << 8 | full <<
     16``.

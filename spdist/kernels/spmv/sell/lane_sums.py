@@ -124,7 +124,7 @@ def _opened(context: Any, builder: ir.IRBuilder, kind: Any, value: ir.Value) -> 
 def _sum_loop(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value], products: Any) -> Any:
     """Build the sums over slots of products(slot), of `GROUP` lanes each in a vector register, and write them.
 
-    The first three arguments are a tuple as long as there are such groups, a `SumsOut`, and how many slots there are.
+    The first three arguments are a tuple as long as there are such groups, a `SumsOut`, and the number of slots.
     """
     opened = [_opened(context, builder, kind, arg) for kind, arg in zip(signature.args, args, strict=True)]
     (sums, y, place), slots = opened[1:3]
@@ -149,7 +149,6 @@ def sum_entries(
     """Write the sums of all lanes over the first slots of a chunk, which hold no padding.
 
     `groups`: as long as the chunk has groups of `GROUP` lanes.
-    `x`: (ncols,) float.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -188,10 +187,7 @@ def sum_entries(
 def sum_diagonals(
     typing: Any, groups: types.Type, out: types.Type, slots: types.Type, diagonals: types.Type, x: types.Type
 ) -> Any:
-    """Write the sums of all lanes over a chunk of diagonals; elements of x for lanes without an entry are not read.
-
-    `groups, out, slots, x`: as for `sum_entries`.
-    """
+    """Write the sums of all lanes over a chunk of diagonals; elements of x for lanes without an entry are not read."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         word = ir.IntType(64)

@@ -24,12 +24,10 @@ NULL = np.intp(0)
 
 
 def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool) -> str:
-    """Return the name expression of a product's kernel.
+    """Return the name expression of a product's kernel for C types of stored values and of x.
 
-    `value, vector`: C types of stored values and of the elements of x.
-    `block`: side of the dense blocks; 1 for none.
-    `columns`: columns of x that a launch multiplies.
-    `alone`: whether x has no other columns.
+    `block`: side of the dense blocks; 1 for none. `columns`: columns of x that a launch multiplies. `alone`: whether x
+    has no other columns.
 
     Examples
     --------
@@ -40,16 +38,7 @@ def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool
 
 
 def multiply(a: Sell, x: Any, out: Any = None) -> Any:
-    """Return ``a @ x`` on the GPU.
-
-    Parameters
-    ----------
-    a : Sell
-    x : (ncols,) or (ncols, k)
-        C order, of the dtype in which products are summed.
-    out : (nrows,) or (nrows, k), optional
-        Array for the result.
-    """
+    """Return ``a @ x`` on the GPU, for x of shape (ncols,) or (ncols, k) in C order, of the dtype of the sums."""
     import cupy
 
     y = cupy.empty((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
@@ -96,11 +85,7 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
 
 
 def gather(x: DeviceArray, order: DeviceArray) -> Any:
-    """Return ``x[order]``.
-
-    `x`: (n,) or (n, k): on the GPU, C order.
-    `order`: (m,) int32: row of x for each row of the result.
-    """
+    """Return ``x[order]``, for x of shape (n,) or (n, k) in C order."""
     import cupy
 
     out = cupy.empty((len(order), *x.shape[1:]), x.dtype)
