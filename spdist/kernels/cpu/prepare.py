@@ -30,21 +30,16 @@ _left_to_scipy: Counter[tuple[Any, ...]] = Counter()
 class RowBuffers(NamedTuple):
     """Where an engine writes rows of C."""
 
-    indices: IndexArray
-    """(capacity + 1,): one spare entry takes what does not fit."""
-    data: ValueArray
-    """(capacity + 1,)."""
-    ends: Int64Array
-    """(rows,): ``ends[i]`` becomes the number of entries in the first i + 1 rows."""
-    capacity: int
-    """Entries."""
+    indices: IndexArray  # (capacity + 1,): one spare entry takes what does not fit
+    data: ValueArray  # (capacity + 1,)
+    ends: Int64Array  # (rows,): ``ends[i]`` becomes the number of entries in the first i + 1 rows
+    capacity: int  # entries
 
 
 class RowsOfProduct(Protocol):
     """Consecutive rows of a product, ready to be made by an engine."""
 
-    bound: int
-    """Bound on their entries."""
+    bound: int  # bound on their entries
 
     def make(self, out: RowBuffers) -> tuple[int, int]:
         """Make the rows; return how many fit, and the entries of these rows and of the first that did not fit."""

@@ -40,32 +40,23 @@ TURNS = 512
 class SliceQueue(NamedTuple):
     """The slices of a product, shared by all threads."""
 
-    rows: Int64Array
-    """(slices + 1,): first row of each slice, and the row after the last slice."""
-    products: Int64Array
-    """(slices,)."""
-    counts: Int64Array
-    """(slices,): entries of each slice; -1 until they are known."""
-    offsets: Int64Array
-    """(slices + 1,): entries of C before each slice, known up to the frontier."""
-    counters: Int64Array
-    """(COUNTERS,)."""
-    longest: int
-    """Bound on the entries of a row of C."""
+    rows: Int64Array  # (slices + 1,): first row of each slice, and the row after the last slice
+    products: Int64Array  # (slices,)
+    counts: Int64Array  # (slices,): entries of each slice; -1 until they are known
+    offsets: Int64Array  # (slices + 1,): entries of C before each slice, known up to the frontier
+    counters: Int64Array  # (COUNTERS,)
+    longest: int  # bound on the entries of a row of C
 
 
 class SliceBuffers(NamedTuple):
     """What one thread makes slices with."""
 
     work: Workspace
-    row: RowsOut
-    """Room for one row before it is cut."""
-    scratch: RowsOut
-    """Room for slices that wait to be placed; its ends are not used."""
+    row: RowsOut  # room for one row before it is cut
+    scratch: RowsOut  # room for slices that wait to be placed; its ends are not used
     waiting: Int64Array
     """(2, MOST_WAITING): numbers of the slices that wait, and where in the scratch memory each begins."""
-    state: Int64Array
-    """(3,): FIRST, LAST and AT."""
+    state: Int64Array  # (3,): FIRST, LAST and AT
 
 
 def new_queue(rows: Int64Array, products: Int64Array, longest: int) -> SliceQueue:

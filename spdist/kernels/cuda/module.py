@@ -210,8 +210,7 @@ class _LaunchConfig(ctypes.Structure):
 class _EarlyLaunch(threading.local):
     """Programmatic dependent launch: the kernel may begin before the kernel before it has ended (CUDA 12.3)."""
 
-    SERIALIZATION = 6
-    """``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``; its value is set to 1."""
+    SERIALIZATION = 6  # ``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``; its value is set to 1
 
     def __init__(self, driver: ctypes.CDLL) -> None:
         self.launch = driver.cuLaunchKernelEx

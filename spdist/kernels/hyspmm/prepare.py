@@ -61,25 +61,19 @@ class BlockCuts(NamedTuple):
     """How A is cut into blocks, and how blocks are sent."""
 
     counted: Counted
-    cuts: Int64Array
-    """(blocks + 1,): first row of each block, and the number of rows."""
-    distinct: bool
-    """Whether each row of B is sent once."""
+    cuts: Int64Array  # (blocks + 1,): first row of each block, and the number of rows
+    distinct: bool  # whether each row of B is sent once
     types: ItemBytes
-    table: npt.NDArray[np.uint8]
-    """(TABLE,): group of each number of products."""
+    table: npt.NDArray[np.uint8]  # (TABLE,): group of each number of products
 
 
 class BlockOfA(NamedTuple):
     """The arrays to which a block of A is written; each starts at the block's first element."""
 
     values: ValueArray
-    entries: IndexArray
-    """First entry of each row."""
-    products: IndexArray
-    """First product of each row."""
-    lengths: Int64Array
-    """Number of rows of each group, to be increased."""
+    entries: IndexArray  # first entry of each row
+    products: IndexArray  # first product of each row
+    lengths: Int64Array  # number of rows of each group, to be increased
 
 
 @compiled

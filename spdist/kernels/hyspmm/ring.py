@@ -32,21 +32,16 @@ class Ring(NamedTuple):
     values: ValueArray
     columns: IndexArray
     pointers: IndexArray
-    numbers: IndexArray
-    """Numbers of rows of B, of 4 bytes."""
-    room: int
-    """Bytes."""
+    numbers: IndexArray  # numbers of rows of B, of 4 bytes
+    room: int  # bytes
 
 
 class SharedState(NamedTuple):
     """Arrays that the threads write and that other threads and the caller read."""
 
-    words: Int64Array
-    """(STATE,): see `TAKEN`."""
-    ready: Int64Array
-    """(blocks,): 1 once a block and its report may be read."""
-    reports: Int64Array
-    """(blocks, words of a report)."""
+    words: Int64Array  # (STATE,): see `TAKEN`
+    ready: Int64Array  # (blocks,): 1 once a block and its report may be read
+    reports: Int64Array  # (blocks, words of a report)
 
 
 def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:

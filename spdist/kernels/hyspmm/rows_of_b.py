@@ -30,21 +30,17 @@ class MarkedRows(NamedTuple):
 
     bits: Bits
     places: Places
-    low: Integer
-    """First word of `bits` that has marks."""
-    high: Integer
-    """Word after the last that has marks."""
+    low: Integer  # first word of `bits` that has marks
+    high: Integer  # word after the last that has marks
 
 
 class RowCopies(NamedTuple):
     """Where copies of rows of B go, each array from its first place on."""
 
-    starts: IndexArray
-    """Start of each row."""
+    starts: IndexArray  # start of each row
     columns: IndexArray
     values: ValueArray
-    width: int
-    """Values of an entry, side by side."""
+    width: int  # values of an entry, side by side
 
 
 @instruction

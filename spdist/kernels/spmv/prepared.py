@@ -193,14 +193,14 @@ HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb, "BSR": 
 
 
 def by_levels(a: CSR, **options: Any) -> PreparedSell:
-    """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`; options as for `sell.build`."""
+    """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`; options of `sell.build`."""
     order = reorder.levels(a)
     made = sell.build(reorder.apply(a, order, order), **options)
     return PreparedSell(_with_rows(made, order), order)
 
 
 def by_popularity(a: CSR, **options: Any) -> PreparedSell:
-    """Return a matrix in SELL, columns in the order of `reorder.popular`; options are keywords of `sell.build`."""
+    """Return a matrix in SELL, columns in the order of `reorder.popular`; options of `sell.build`."""
     order = reorder.popular(a)
     return PreparedSell(sell.build(reorder.apply(a, None, order), **options), order)
 

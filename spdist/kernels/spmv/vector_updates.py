@@ -39,10 +39,10 @@ class Updates(Protocol):
         self, x: DeviceArray, r: DeviceArray, p: DeviceArray, q: DeviceArray, scale: DeviceArray | None,
         sums: DeviceArray,
     ) -> None:  # fmt: skip
-        """Take a step of conjugate gradients along p: ``x += step p``, ``r -= step q``, ``step = RZ / PQ``, ``q = A p``.
+        """Take a step of conjugate gradients along p: ``x += step p``, ``r -= step q``, ``step = RZ / PQ``.
 
-        The step is 0 once r is 0. Of `sums`, BEFORE is set to RZ, then RZ and RR to their new values. With a
-        preconditioner `scale`, q is overwritten by ``z = scale r``; without one, z is r.
+        q is ``A p``. The step is 0 once r is 0. Of `sums`, BEFORE is set to RZ, then RZ and RR to their new values.
+        With a preconditioner `scale`, q is overwritten by ``z = scale r``; without one, z is r.
         """
 
     def set_direction(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:

@@ -426,7 +426,7 @@ def reduce(
     a: CSR, b: CSR, what: Reduction, device: Device, rows: RowSlice | None = None, *, spec: ProductSpec = PLAIN,
     report: Report = ignore_stage,
 ) -> PartialReduction:  # fmt: skip
-    """Reduce rows of ``a @ b`` after the options are applied, without a copy of C on the host; raise as `multiply` does.
+    """Reduce rows of ``a @ b`` after the options are applied, without a copy of C on the host; errors as of `multiply`.
 
     `rows`: all rows of A, so that `start` is 0 and `capacity` None. `reduction_spec.combine` combines the parts of
     several calls.

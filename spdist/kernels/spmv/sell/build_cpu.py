@@ -71,17 +71,14 @@ class SourceRows(NamedTuple):
 
     indptr: IndexArray
     indices: IndexArray
-    rows: IndexArray
-    """(npositions,) int32: row at each position; empty if positions are rows."""
+    rows: IndexArray  # (npositions,) int32: row at each position; empty if positions are rows
 
 
 class RowCursors(NamedTuple):
     """Positions of a reader in the rows of a chunk."""
 
-    next: Int64Array
-    """(lanes,): next entry of each row."""
-    end: Int64Array
-    """(lanes,): end of each row."""
+    next: Int64Array  # (lanes,): next entry of each row
+    end: Int64Array  # (lanes,): end of each row
 
 
 class ChunkShape(NamedTuple):
@@ -91,19 +88,15 @@ class ChunkShape(NamedTuple):
     block: int
     nrows: int
     value_bytes: int
-    allowed: int
-    """Bit 0 allows 16-bit offsets, bit 1 diagonals; see `sell.ALLOWED`."""
+    allowed: int  # bit 0 allows 16-bit offsets, bit 1 diagonals; see `sell.ALLOWED`
 
 
 class SharedLists(NamedTuple):
     """Chunks that share the list of their diagonals."""
 
-    owners: IndexArray
-    """(nchunks,) int32: chunk that owns the indices of each chunk; empty if each owns its indices."""
-    shared: bool
-    """Whether to write the chunks that share indices; their owners must have been written."""
-    differ: Int64Array
-    """(1,): set to 1 if the diagonals of a chunk are not the diagonals of its owner."""
+    owners: IndexArray  # (nchunks,) int32: chunk that owns the indices of each chunk; empty if each owns its indices
+    shared: bool  # whether to write the chunks that share indices; their owners must have been written
+    differ: Int64Array  # (1,): set to 1 if the diagonals of a chunk are not the diagonals of its owner
 
 
 @inlined

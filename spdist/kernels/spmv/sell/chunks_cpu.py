@@ -18,12 +18,9 @@ BASES = constants.SELL_BASES
 class ColumnArrays(NamedTuple):
     """Columns of the chunks of one form."""
 
-    columns: IndexArray
-    """`Sell.wide` or `Sell.narrow`: columns, or their offsets from the bases."""
-    bases: IndexArray
-    """Base of each slot; empty if there are no offsets."""
-    padding: int
-    """Index of an unused slot."""
+    columns: IndexArray  # `Sell.wide` or `Sell.narrow`: columns, or their offsets from the bases
+    bases: IndexArray  # base of each slot; empty if there are no offsets
+    padding: int  # index of an unused slot
 
 
 @inlined

@@ -59,22 +59,14 @@ WARPS_WANTED = 2048
 class Chunk(NamedTuple):
     """One row of `Sell.chunks`, unpacked."""
 
-    values: Any
-    """Place of its first slot in `Sell.values`."""
-    index: Any
-    """Place of its first slot in `Sell.wide` or `Sell.narrow`."""
-    first: Any
-    """Position of its first row."""
-    width: Any
-    """Slots."""
-    kind: Any
-    """A `ChunkKind`."""
-    log_threads: Any
-    """Logarithm, to base 2, of the lanes that share a row."""
-    count: Any
-    """Rows."""
-    full: Any
-    """Slots that no row leaves empty, up to `SELL_MOST_FULL`."""
+    values: Any  # place of its first slot in `Sell.values`
+    index: Any  # place of its first slot in `Sell.wide` or `Sell.narrow`
+    first: Any  # position of its first row
+    width: Any  # slots
+    kind: Any  # A `ChunkKind`
+    log_threads: Any  # logarithm, to base 2, of the lanes that share a row
+    count: Any  # rows
+    full: Any  # slots that no row leaves empty, up to `SELL_MOST_FULL`
 
 
 class SellArrays(NamedTuple):
@@ -86,10 +78,8 @@ class SellArrays(NamedTuple):
     values: Any
     wide: Any
     narrow: Any
-    bases: Any
-    """(n,) int32: a view of `narrow`, in which the bases of slots lie."""
-    rows: Any
-    """(npositions,) int32: row at each position; empty if positions are rows."""
+    bases: Any  # (n,) int32: a view of `narrow`, in which the bases of slots lie
+    rows: Any  # (npositions,) int32: row at each position; empty if positions are rows
 
 
 def new_chunks(first: Int64Array, counts: Int64Array, log_threads: int) -> Int64Array:

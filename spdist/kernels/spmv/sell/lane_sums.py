@@ -29,43 +29,30 @@ COLUMNS_AHEAD = 128
 class SumsOut(NamedTuple):
     """Places to which the sums of a chunk's lanes are written."""
 
-    sums: ValueArray
-    """(lanes,): takes the sums if `place` is -1."""
-    y: ValueArray
-    """(nrows,): takes the sums otherwise, from `place` on."""
+    sums: ValueArray  # (lanes,): takes the sums if `place` is -1
+    y: ValueArray  # (nrows,): takes the sums otherwise, from `place` on
     place: int
 
 
 class EntrySlots(NamedTuple):
     """The slots of a chunk of entries."""
 
-    values: ValueArray
-    """Values of all chunks."""
-    at: np.uintp
-    """First value of this chunk."""
-    columns: IndexArray
-    """Columns of all chunks, or their offsets from the bases."""
-    to: np.uintp
-    """First column or offset of this chunk."""
-    bases: IndexArray
-    """Base of each slot; empty if there are no offsets."""
-    base_at: np.uintp
-    """First base of this chunk."""
+    values: ValueArray  # values of all chunks
+    at: np.uintp  # first value of this chunk
+    columns: IndexArray  # columns of all chunks, or their offsets from the bases
+    to: np.uintp  # first column or offset of this chunk
+    bases: IndexArray  # base of each slot; empty if there are no offsets
+    base_at: np.uintp  # first base of this chunk
 
 
 class DiagonalSlots(NamedTuple):
     """The slots of a chunk of diagonals."""
 
-    values: ValueArray
-    """Values of all chunks."""
-    at: np.uintp
-    """First value of this chunk."""
-    wide: IndexArray
-    """A diagonal and a mask of lanes for each slot of all chunks."""
-    to: np.uintp
-    """First diagonal of this chunk."""
-    first: np.uintp
-    """The chunk's first row."""
+    values: ValueArray  # values of all chunks
+    at: np.uintp  # first value of this chunk
+    wide: IndexArray  # A diagonal and a mask of lanes for each slot of all chunks
+    to: np.uintp  # first diagonal of this chunk
+    first: np.uintp  # the chunk's first row
 
 
 def _load(builder: ir.IRBuilder, array: Any, at: ir.Value, count: int) -> Any:

@@ -78,10 +78,8 @@ def sort_by_length(lengths: DeviceArray, sigma: int) -> Any:
 class Placement(NamedTuple):
     """The rows of each chunk."""
 
-    chunks: DeviceArray
-    """As `format.new_chunks` returns them."""
-    rows: DeviceArray | None
-    """Row at each position; None if positions are rows."""
+    chunks: DeviceArray  # as `format.new_chunks` returns them
+    rows: DeviceArray | None  # row at each position; None if positions are rows
     sigma: int
 
 

@@ -44,8 +44,7 @@ from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dty
 class LongRows(NamedTuple):
     """The long rows of a `Sell`."""
 
-    pieces: Int64Array
-    """(npieces + 1,): where each piece starts."""
+    pieces: Int64Array  # (npieces + 1,): where each piece starts
     indices: IndexArray
     data: ValueArray
 
