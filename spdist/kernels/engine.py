@@ -186,13 +186,7 @@ class Engine(ABC):
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of a name; raise `InputError` if there is none.
-
-    Examples
-    --------
-    >>> find_engine("numba").uses_gpu
-    False
-    """
+    """Return the engine of a name; raise `InputError` if there is none."""
     if name not in ENGINES:
         raise InputError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
     return load_engine(ENGINES[name])

@@ -49,11 +49,6 @@ def reduction_of(name: str, bins: npt.ArrayLike | None = None) -> Reduction:
     """Return the reduction of a name in `REDUCTIONS`, or "histogram" with the edges of its bins, finite and rising.
 
     Raises `InputError` if there is no such reduction, `bins` are no edges, or `bins` are given for another reduction.
-
-    Examples
-    --------
-    >>> reduction_of("histogram", [0, 0.5, 1])
-    Histogram(edges=(0.0, 0.5, 1.0))
     """
     if name not in (*REDUCTIONS, "histogram"):
         raise InputError(f"reduction {name!r} is not one of {', '.join(REDUCTIONS)}, histogram")
@@ -99,13 +94,7 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def combine(reduction: Reduction, partials: Sequence[PartialReduction]) -> PartialReduction:
-    """Combine the partial results of successive row blocks, one at least, in their order.
-
-    Examples
-    --------
-    >>> combine("sum", [PartialReduction(np.array([2.0])), PartialReduction(np.array([3.0]))]).values
-    array([5.])
-    """
+    """Combine the partial results of successive row blocks, one at least, in their order."""
     if len(partials) == 1:
         return partials[0]
     values = np.concatenate([partial.values for partial in partials])
@@ -140,11 +129,6 @@ def diagonal_pattern(start: int, stop: int, ncols: int) -> CSR:
     """Return rows ``[start, stop)`` of the pattern of an identity of `ncols` columns: the mask of a trace.
 
     Rows from `ncols` on are empty.
-
-    Examples
-    --------
-    >>> diagonal_pattern(1, 3, 2).indptr
-    array([0, 1, 1])
     """
     entries = min(max(ncols - start, 0), stop - start)
     indptr = np.minimum(np.arange(stop - start + 1, dtype=np.int64), entries)

@@ -166,11 +166,6 @@ def whole_rows(
 
     `longest`: blocks in the longest block row of A. `mean_b, mean_c`: mean number of blocks in a block row of B, and of
     C. `sizes`: (r, s, t). `value, index`: bytes of a value, and of a block column.
-
-    Examples
-    --------
-    >>> whole_rows(4, 4.0, 10.0, (2, 2, 2), value=4, index=4), whole_rows(4, 4.0, 10.0, (6, 6, 6), value=4, index=4)
-    (WholeRows(group=4, room=19, shared=12160), None)
     """
     room = int(ROW_ROOM * mean_c) + 8
     if max(sizes) > ROW_SIDE or longest * mean_b > ROW_PAIRS * room:
@@ -198,11 +193,6 @@ def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32:
     """Return the C++ type in bsr.cu that multiplies two blocks of r x s and s x t values; `sizes` is (r, s, t).
 
     `tf32`: whether float32 values may be rounded to 11 significant bits.
-
-    Examples
-    --------
-    >>> method_of("double", (8, 8, 8), tensor_cores=True), method_of("double", (32, 32, 32), tensor_cores=True)
-    ('Tensor<Double,8,8,8>', 'AnySize<double>')
     """
     r, s, t = sizes
     if max(sizes) > LONGEST_SIDE:
@@ -217,24 +207,12 @@ def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32:
 
 
 def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str]:
-    """Return the name expressions of the kernel that cuts C into tasks, and of the one that multiplies by `method_of`.
-
-    Examples
-    --------
-    >>> kernels("float", "int", "int", "AnySize<float>")
-    ('bsr_cut<int>', 'bsr_multiply<float,int,int,AnySize<float>>')
-    """
+    """Return the name expressions of the kernels that cut C into tasks, and multiply by a type of `method_of`."""
     return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
 
 
 def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
-    """Return the name expression of the kernel that multiplies whole rows, `group` lanes a row; `sizes` is (r, s, t).
-
-    Examples
-    --------
-    >>> row_kernel("float", "int", "int", (2, 2, 2), 4)
-    'bsr_rows<float,int,int,2,2,2,4>'
-    """
+    """Return the name expression of the kernel that multiplies whole rows, `group` lanes each; `sizes` is (r, s, t)."""
     return f"bsr_rows<{value},{index},{pointer},{','.join(map(str, (*sizes, group)))}>"
 
 
@@ -243,11 +221,6 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
 
     Measured: the best tile leaves the fewest lanes idle, has two columns, which are loaded at once, and is small, but
     smaller than the block.
-
-    Examples
-    --------
-    >>> best_tile(4, 4), best_tile(32, 32)
-    ((1, 2), None)
     """
     tiles = [(i, j) for i in TILE_SIDES for j in TILE_SIDES if r % i == t % j == 0 and r * t <= 32 * i * j]
     few = [(i, j) for i, j in tiles if i * j <= MOST_OF_LANE and i * j < r * t] or tiles

@@ -40,12 +40,6 @@ def multiply(
     `workspace_limit`: bytes that "auto" may use beyond operands and result; it takes what `prepare.choose` returns.
     Raises `MatrixError` if shapes or dtypes do not fit; `InputError` if "scipy" has to make a product that is not
     plain, or Numba does not compile a function of the specification.
-
-    Examples
-    --------
-    >>> a = CSR(np.array([0, 1, 2]), np.array([1, 0], np.int32), np.array([2.0, 3.0]), (2, 2))
-    >>> multiply(a, a).data
-    array([6., 6.])
     """
     product = prepare(a, b, engine, threads, workspace_limit, spec)
     return _make_rows(product, None, 0)

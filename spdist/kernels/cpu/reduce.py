@@ -36,16 +36,7 @@ DENSE_COLUMNS = 1 << 20
 
 
 def reduce_rows(reduction: Reduction, c: CSR, first_row: int) -> PartialReduction:
-    """Reduce some rows of C, of which the first has the number `first_row`.
-
-    Examples
-    --------
-    >>> c = CSR(np.array([0, 2, 3]), np.array([0, 1, 1], np.int32), np.array([1.0, 2.0, 4.0]), (2, 2))
-    >>> reduce_rows("row_sums", c, 0).values
-    array([3., 4.])
-    >>> reduce_rows("trace", c, 0).values
-    array([5.])
-    """
+    """Reduce some rows of C, of which the first has the number `first_row`."""
     dtype = sum_dtype(c.dtype)
     if isinstance(reduction, Histogram):
         from spdist.kernels.cpu.finished.histogram import histogram  # loads Numba

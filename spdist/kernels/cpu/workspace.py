@@ -67,13 +67,6 @@ def cpu_workspace(
     With numba a few MiB a thread, whatever `ncols` is; with scipy it grows with `ncols`. Values and indices that are
     converted are copied as well: add `cast_bytes` for each.
     `max_row_products`: products of the longest row; bounds what one slice of rows takes with scipy.
-
-    Examples
-    --------
-    >>> cpu_workspace("numba", 10**9, 10**6, 8, 4) < 5 * 2**20
-    True
-    >>> cpu_workspace("scipy", 10**9, 10**6, 8, 4) > 10**10
-    True
     """
     if engine == SCIPY:
         return threads * _scipy_bytes(ncols, max_row_products, value_itemsize, index_itemsize)
@@ -113,11 +106,6 @@ def fused_workspace(
     Of rows and tables only what is written takes memory. `row_entries`: entries of the longest row before it is cut: at
     most its products, columns of C, and `mask_row` under a mask. `mask_row`: entries of the longest row of the mask; 0
     without one. `top_n`: 0 for all.
-
-    Examples
-    --------
-    >>> fused_workspace(10**6, 0, 10, 8, 4) < 13 * 10**6
-    True
     """
     row = (row_entries + 1) * (value_itemsize + index_itemsize) + 8
     table = table_slots(mask_row) * 2 * index_itemsize + (mask_row + 1) * (value_itemsize + 1)
@@ -125,24 +113,12 @@ def fused_workspace(
 
 
 def slice_products(products: int, threads: int) -> int:
-    """Return the most products of a slice of rows that threads take in turn, from the estimated products of all rows.
-
-    Examples
-    --------
-    >>> slice_products(1 << 30, 4) == SLICE_PRODUCTS
-    True
-    """
+    """Return the most products of a slice of rows that threads take in turn, from estimated products of all rows."""
     return min(max(products // (threads * SLICES_PER_THREAD), LEAST_SLICE_PRODUCTS), SLICE_PRODUCTS)
 
 
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:
-    """Return the bytes of a copy of an operand's values or indices; 0 if the items have the wanted size.
-
-    Examples
-    --------
-    >>> cast_bytes(100, 4, 8), cast_bytes(100, 8, 8)
-    (800, 0)
-    """
+    """Return the bytes of a copy of an operand's values or indices; 0 if the items have the wanted size."""
     return 0 if itemsize == wanted_itemsize else nnz * wanted_itemsize
 
 

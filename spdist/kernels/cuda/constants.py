@@ -296,11 +296,6 @@ def defines(file: str) -> tuple[str, ...]:
     """Return the compiler options that define the shared constants of a .cu file, a path from the kernels' folder.
 
     CuPy keys its cache on disk by the options, so a changed constant compiles the file again.
-
-    Examples
-    --------
-    >>> defines("rowwise_gpu/long_rows.cu"), defines("rowwise_gpu/node_rows.cu")[0][:43]
-    (('-DSPDIST_LONG_SHARE=128',), '-DSPDIST_NODE_FACT=NODES = 0, OTHER_ROWS = ')
     """
     return tuple(f"-DSPDIST_{name}={_in_c(value)}" for name, value in SHARED.get(file, {}).items())
 

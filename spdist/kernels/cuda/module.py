@@ -39,13 +39,7 @@ MANY_SHARED_BYTES = 32 << 10
 
 
 def c_type(dtype: np.dtype[Any]) -> str:
-    """Return the C type of a dtype of values, columns or offsets; raise `MatrixError` if no kernel takes the dtype.
-
-    Examples
-    --------
-    >>> c_type(np.dtype("complex64")), c_type(np.dtype("int64"))
-    ('Complex<float>', 'long long')
-    """
+    """Return the C type of a dtype of values, columns or offsets; raise `MatrixError` if no kernel takes the dtype."""
     name = C_TYPES.get(dtype)
     if name is None:
         raise MatrixError(f"dtype {dtype} is not multiplied on the GPU: convert it to float32, float64 or complex")
@@ -56,11 +50,6 @@ def value_type(dtype: np.dtype[Any]) -> str:
     """Return the C type of the values of a matrix product, which may be bools and unsigned integers too.
 
     Raises `MatrixError` if no kernel multiplies the dtype.
-
-    Examples
-    --------
-    >>> value_type(np.dtype("uint32")), value_type(np.dtype("float64"))
-    ('u32', 'double')
     """
     name = OTHER_VALUES.get(dtype) or C_TYPES.get(dtype)
     if name is None:

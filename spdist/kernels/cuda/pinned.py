@@ -154,13 +154,7 @@ def free_pinned() -> None:
 
 
 def pinned_bytes(size: int) -> int:
-    """Return the bytes to page-lock for `size`: at most an eighth more, so that few sizes serve all blocks.
-
-    Examples
-    --------
-    >>> pinned_bytes(1_000_000)
-    1048576
-    """
+    """Return the bytes to page-lock for `size`: at most an eighth more, so that few sizes serve all blocks."""
     step = max(1 << 16, 1 << max(size.bit_length() - 4, 0))
     return max(-(-size // step), 1) * step
 
@@ -179,12 +173,6 @@ def pageable(size: int) -> Bytes:
 
 
 def array_at(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a view of `count` items that lie in memory from byte `offset` on.
-
-    Examples
-    --------
-    >>> array_at(np.arange(8, dtype=np.uint8), 4, 2, np.uint16).nbytes
-    4
-    """
+    """Return a view of `count` items that lie in memory from byte `offset` on."""
     dtype = np.dtype(dtype)
     return memory[offset : offset + count * dtype.itemsize].view(dtype)

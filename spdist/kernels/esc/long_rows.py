@@ -56,11 +56,6 @@ def slices(tiles_before: Int64Array, most: int) -> list[tuple[int, int]]:
     """Cut long rows into slices ``[first:last)`` of at most `most` tiles; a longer row makes a slice of its own.
 
     `tiles_before`: (rows + 1,): tiles before each row, and in all.
-
-    Examples
-    --------
-    >>> slices(np.array([0, 2, 4, 9, 10]), 4)
-    [(0, 2), (2, 3), (3, 4)]
     """
     out, first, rows = [], 0, len(tiles_before) - 1
     while first < rows:

@@ -143,13 +143,7 @@ class CountedRows(NamedTuple):
 
 
 def count_kernels(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of the kernels that count products, in the order of `COUNT_LANES`.
-
-    Examples
-    --------
-    >>> count_kernels("int", "int")[0]
-    'count_products<int,int,2>'
-    """
+    """Return the name expressions of the kernels that count products, in the order of `COUNT_LANES`."""
     return tuple(f"count_products<{index},{pointer},{lanes}>" for lanes in COUNT_LANES)
 
 

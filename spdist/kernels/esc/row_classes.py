@@ -67,11 +67,6 @@ def classes_that_fit(shared: int, value: int, pointer: int, key: int = 8) -> tup
     """Return the classes whose rows fit in `shared` bytes; other arguments as for `EscClass.shared_bytes`.
 
     The last class is also the shape of a tile of a long row, the second last the shape of a bucket.
-
-    Examples
-    --------
-    >>> classes_that_fit(225 << 10, value=16, pointer=8)[-1].max_products
-    8192
     """
     return tuple(c for c in ESC_CLASSES if c.shared_bytes(value, pointer, key) <= shared)
 

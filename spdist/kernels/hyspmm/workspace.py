@@ -122,13 +122,6 @@ def block_cost(types: ItemBytes) -> BlockCost:
     ``block_layout(block, types).end`` is never more, for either variant.
     X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
     University, 2015, equations 3 and 5: the block of A, the block of B, and an upper bound of the triples and C.
-
-    Examples
-    --------
-    >>> types = ItemBytes(8, 4, 4)
-    >>> block = BlockSizes(rows=10, entries=30, products=90, b_rows=7, b_entries=21, distinct=True)
-    >>> block_layout(block, types).end <= block_cost(types).bytes(10, 30, 90)
-    True
     """
     pair = types.value_bytes + types.index_bytes
     row = 3 * types.pointer_bytes + 4 + 4 * len(SortGroup) + 1
@@ -138,12 +131,6 @@ def block_cost(types: ItemBytes) -> BlockCost:
 
 
 def host_bytes(b_rows: int, threads: int) -> int:
-    """Return the host bytes with which threads find distinct rows of B.
-
-    Examples
-    --------
-    >>> host_bytes(6400, threads=2)
-    2424
-    """
+    """Return the host bytes with which threads find distinct rows of B."""
     words = b_rows // 64 + 1
     return threads * words * (8 + 4)

@@ -108,11 +108,6 @@ def share_rows(counts: list[int], single_pass: bool = False, tuning: RowTuning =
 
     `counts`: (ROW_CLASSES,): rows of each class, the rows without products first. `single_pass`: whether one kernel
     makes the product if one class has all rows. Class numbers of the result are places in `CLASSES`.
-
-    Examples
-    --------
-    >>> share_rows([0, 10**7, 20, *[0] * 13])
-    [ClassShare(number=0, first=0, rows=10000000), ClassShare(number=1, first=10000000, rows=20)]
     """
     shares = []
     first = start = counts[0]

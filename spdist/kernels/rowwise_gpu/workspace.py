@@ -50,13 +50,7 @@ VALUE_BYTES = 32 << 10
 
 
 def long_fits(rows: int, ncols: int) -> bool:
-    """Return whether masks and ranks of that number of long rows of C fit in `LONG_BYTES`.
-
-    Examples
-    --------
-    >>> long_fits(100, 10**6), long_fits(1000, 10**6)
-    (True, False)
-    """
+    """Return whether masks and ranks of that number of long rows of C fit in `LONG_BYTES`."""
     return rows * ceil_div(ncols, 64) * 12 <= LONG_BYTES
 
 
@@ -67,11 +61,6 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
     all thread blocks add to at a time fit in the L2 cache: smaller values allow larger parts. If there are few rows,
     they are cut into as many parts as rows whose parts hold values.
     `held_parts, parts`: `RankClass.parts` and `RankClass.open_parts`. `rows`: of the class.
-
-    Examples
-    --------
-    >>> [open_parts(16, 16, 10_000, size) for size in (4, 8, 16)], open_parts(16, 16, 100, 4)
-    ([4, 8, 16], 10)
     """
     return max(parts * value_itemsize // 16, min(held_parts, OPEN_TASKS // max(rows, 1)), 1)
 
@@ -81,24 +70,13 @@ def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -
 
     Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns, up
     to `MOST_PARTS` parts.
-
-    Examples
-    --------
-    >>> rank_parts(2, 1000, 10_000), rank_parts(2, 1000, 16), rank_parts(2, 2**20, 10_000)
-    (2, 16, 16)
     """
     wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, columns)), min(FEW_TASKS // max(rows, 1), MOST_PARTS))
     return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
 
 
 def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
-    """Bound the columns of a part of a row by a multiple of 64; 0 above `columns`: then the parts must be measured.
-
-    Examples
-    --------
-    >>> rank_width(100_000, 2), rank_width(10**9, 16)
-    (50048, 0)
-    """
+    """Bound the columns of a part of a row by a multiple of 64; 0 above `columns`: then the parts must be measured."""
     width = round_up(ceil_div(ncols + 63, parts), 64)
     return width if width <= columns else 0
 
@@ -107,11 +85,6 @@ def rank_count_window(width: int, shared_bytes: int) -> int:
     """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory.
 
     `width`: columns of the widest part. `shared_bytes`: shared memory that a thread block may use.
-
-    Examples
-    --------
-    >>> rank_count_window(1000, 99 << 10), rank_count_window(10**7, 99 << 10), rank_count_window(10**7, 227 << 10)
-    (1024, 524288, 1048576)
     """
     return min(round_up(width, 256), 1 << MASK_BITS, 1 << (8 * shared_bytes).bit_length() - 1)
 
@@ -172,11 +145,6 @@ def rowwise_workspace(
     cut from larger buffers. If the sampled rows mislead, a product may take up to the bytes of all products while it is
     made.
     `class_rows`: rows of each class, the empty rows first.
-
-    Examples
-    --------
-    >>> rowwise_workspace(10**6, 10**6, 10**6, 10**8, [0, 10**6, *[0] * 14], 8, 4) < 192 * 2**20
-    True
     """
     scan = SCRATCH_BYTES + 8 * (nrows_a if nrows_a <= SMALL_ROWS else ceil_div(nrows_a, LEAST_ROWS))
     lists = 16 * nrows_a

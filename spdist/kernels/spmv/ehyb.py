@@ -83,11 +83,6 @@ def part_count(nrows: int, itemsize: int, processors: int, shared: int) -> tuple
 
     `itemsize`: bytes of an element of x. `processors`: multiprocessors of the device. `shared`: bytes of shared memory
     that a part of x may take.
-
-    Examples
-    --------
-    >>> part_count(1_000_000, 8, 132, 100_000), part_count(4_000_000, 8, 132, 100_000)
-    ((132, 7576), (396, 10102))
     """
     rows = min(shared // itemsize, EHYB_NO_PLACE)
     multiple = max(1, ceil_div(nrows, processors * rows))

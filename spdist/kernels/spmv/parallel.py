@@ -21,13 +21,7 @@ MOST_RANGES = 16
 
 
 def threads_for(entries: int, threads: int) -> int:
-    """Return how many threads a product keeps busy; `entries` counts A's entries times the columns of x.
-
-    Examples
-    --------
-    >>> threads_for(1_000, 16), threads_for(2_000_000, 16), threads_for(2_000_000_000, 16)
-    (1, 7, 16)
-    """
+    """Return how many threads a product keeps busy; `entries` counts A's entries times the columns of x."""
     return max(1, min(threads, entries // THREAD_ENTRIES))
 
 

@@ -61,12 +61,6 @@ def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceD
     """Choose the dtypes that the arrays of ``a @ b`` have on the device: 32-bit columns and offsets if all sizes fit.
 
     `value`: values of C; by default the result dtype of plus and times.
-
-    Examples
-    --------
-    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
-    >>> device_dtypes(m, m).value
-    dtype('float32')
     """
     value = result_dtype(a.dtype, b.dtype) if value is None else value
     wide = max(b.nrows, b.ncols) > INT32_MAX
@@ -101,12 +95,6 @@ def lay_out(
     """Lay out values, columns and offsets of a matrix from byte `begin` on, each aligned as the kernels need.
 
     `value`: dtype of the matrix's values; `dtypes` has those of indices and offsets.
-
-    Examples
-    --------
-    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
-    >>> lay_out(m.shape, m.nnz, m.dtype, device_dtypes(m, m), begin=512).data
-    512
     """
     indices = begin + aligned(nnz * value.itemsize)
     indptr = indices + aligned(nnz * dtypes.index.itemsize)
@@ -162,12 +150,5 @@ class StagedBlock:
 
 
 def share_entries(a: CSR, b: CSR) -> bool:
-    """Return whether two matrices have their columns and values in the same arrays: A may be rows of B.
-
-    Examples
-    --------
-    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
-    >>> share_entries(m, m)
-    True
-    """
+    """Return whether two matrices have their columns and values in the same arrays: A may be rows of B."""
     return a.indices is b.indices and a.data is b.data

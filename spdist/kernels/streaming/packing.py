@@ -89,13 +89,7 @@ def kernel_names(value: str, index: str, pointer: str) -> tuple[str, str, str]:
 
 
 def words_of(data: ValueArray) -> ValueArray:
-    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128.
-
-    Examples
-    --------
-    >>> words_of(np.array([1.0], np.float32))
-    array([1065353216], dtype=uint32)
-    """
+    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128."""
     return data.view(np.uint32 if data.dtype.itemsize == 4 else np.uint64)
 
 
@@ -112,12 +106,6 @@ def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts
     """Predict the seconds until a packed matrix is in the host's memory; bus and threads work at the same time.
 
     `packed`: bytes that cross the bus and are unpacked. `apart`: bytes that cross the bus without unpacking.
-
-    Examples
-    --------
-    >>> random = Sizes(nrows=60_000, nnz=16_000_000, nbytes=192_240_000, values=128_000_000)
-    >>> seconds(random, 28_000_000, 128_000_000, threads=8) < random.nbytes / 55e9
-    True
     """
     written, decoded = c.nbytes - apart, min(c.nnz, 8 * packed / costs.entry_bits)
     one = written / (1e9 * costs.thread_gb_s) + decoded * costs.entry_seconds + c.nrows * costs.row_seconds
@@ -129,12 +117,6 @@ def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts 
     """Choose the arrays to pack for the shortest time until the matrix is on the host.
 
     `columns, both`: packed bytes without the values and with them; 0 if they are not packed.
-
-    Examples
-    --------
-    >>> random = Sizes(nrows=60_000, nnz=16_000_000, nbytes=192_240_000, values=128_000_000)
-    >>> [choose(random, 28_000_000, 0, threads) for threads in (4, 8)]
-    ['plain', 'columns']
     """
     ways: dict[Way, float] = {"plain": costs.worth * c.nbytes / (1e9 * costs.wire_gb_s)}
     if columns:
@@ -151,18 +133,6 @@ class Packed:
     unpacked. If values are not, copy ``c.data``. `nbytes`: bytes that `copy` copies; 0 if nothing is packed. `why`: why
     columns or values are not packed, in a line for a log. `source`: device address of the packed bytes. `pointer`:
     dtype of the offsets.
-
-    Examples
-    --------
-    A block on its way::
-
-        packed = pack(c, out).wait().choose(threads=8)
-        if packed.columns:
-            packed.copy(host)
-        else:
-            ...  # copy c.indptr and c.indices
-        if not packed.values:
-            ...  # copy c.data
     """
 
     def __init__(self, c: CSR, out: Any) -> None:

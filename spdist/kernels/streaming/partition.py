@@ -221,13 +221,7 @@ def _middle(before: Int64Array, start: int, stop: int) -> int:
 
 
 def bad_row_error(row: int, ncols: int) -> MatrixError:
-    """Return the error to raise if offsets or columns of a row of A, which has `ncols` columns, are out of range.
-
-    Examples
-    --------
-    >>> bad_row_error(1_000, 5)
-    MatrixError('row 1,000 of A: offsets or columns out of range; A has 5 columns')
-    """
+    """Return the error to raise if offsets or columns of a row of A, which has `ncols` columns, are out of range."""
     return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 
 

@@ -20,11 +20,6 @@ def histogram(values: ValueArray, edges: ValueArray) -> Int64Array:
 
     Values are real and compared as float64; edges are finite and rising. NaN and values outside all bins are not
     counted.
-
-    Examples
-    --------
-    >>> histogram(np.array([0.5, 1.0, 2.0, 7.0]), np.array([0.0, 1.0, 2.0]))
-    array([1, 2])
     """
     counts = np.zeros(len(edges) - 1, np.int64)
     cells, half = CELLS * len(counts), edges / 2  # differences of halves are finite

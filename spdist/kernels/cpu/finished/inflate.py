@@ -20,12 +20,6 @@ def inflate(rows: CSR, power: float) -> float:
     """Raise the values of each row to a power and scale the row to sum 1, in place; rows without a positive value stay.
 
     Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
-
-    Examples
-    --------
-    >>> rows = CSR(np.array([0, 2]), np.array([0, 1], np.int32), np.array([0.25, 0.75]), (1, 2))
-    >>> inflate(rows, 2.0), rows.data
-    (0.25, array([0.1, 0.9]))
     """
     bounds = thread_bounds(rows)
     found = np.zeros(len(bounds) - 1)
@@ -38,13 +32,7 @@ def inflate(rows: CSR, power: float) -> float:
 
 
 def sums_of_rows(rows: CSR) -> ValueArray:
-    """Return the sum of each row of a real matrix, (nrows,) float64.
-
-    Examples
-    --------
-    >>> sums_of_rows(CSR(np.array([0, 2]), np.array([0, 1], np.int32), np.array([0.25, 0.5]), (1, 2)))
-    array([0.75])
-    """
+    """Return the sum of each row of a real matrix, (nrows,) float64."""
     bounds, sums = thread_bounds(rows), np.empty(rows.nrows)
     run_in_threads(len(bounds) - 1, lambda i: sum_rows(rows.indptr, rows.data, bounds[i], bounds[i + 1], sums))
     return sums

@@ -32,11 +32,6 @@ def chunk_occupancy(lengths: DeviceArray, height: int, sigma: int = 1) -> float:
 
     M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems". 1 is no
     padding.
-
-    Examples
-    --------
-    >>> chunk_occupancy(np.array([4, 1, 4, 1]), 2), chunk_occupancy(np.array([4, 1, 4, 1]), 2, sigma=4)
-    (0.625, 1.0)
     """
     order = None if sigma <= 1 else sort_by_length(lengths, sigma)
     slots = _slots(lengths if order is None else lengths[order], height)
@@ -48,11 +43,6 @@ def code_balance(beta: float, alpha: float, row_nnz: float, *, value_bytes: int 
 
     Memory bandwidth over it bounds the speed. `alpha`: loads of x from memory per entry: ``1 / row_nnz`` if x is
     perfectly cached, 1 if nothing is cached.
-
-    Examples
-    --------
-    >>> code_balance(1.0, 1 / 8, 8.0)
-    7.5
     """
     return ((value_bytes + index_bytes) / beta + value_bytes * alpha + 2 * value_bytes / row_nnz) / 2
 

@@ -28,11 +28,6 @@ def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool
 
     `block`: side of the dense blocks; 1 for none. `columns`: columns of x that a launch multiplies. `alone`: whether x
     has no other columns.
-
-    Examples
-    --------
-    >>> multiply_name("float", "double", 1, 2, False)
-    'sell_multiply<float, double, 1, 2, false>'
     """
     return f"sell_multiply<{value}, {vector}, {block}, {columns}, {str(alone).lower()}>"
 
