@@ -55,12 +55,7 @@ def sort_products(ncols: int) -> int:
 
 
 def cpu_workspace(
-    engine: str,
-    ncols: int,
-    max_row_products: int,
-    value_itemsize: int,
-    index_itemsize: int,
-    threads: int = 1,
+    engine: str, ncols: int, max_row_products: int, value_itemsize: int, index_itemsize: int, threads: int = 1
 ) -> int:
     """Bound the bytes that a multiply on the CPU takes beyond its operands and the buffers of its result.
 

@@ -28,13 +28,7 @@ from spdist.errors import MemoryBoundError
 from spdist.kernels.cuda.constants import EscFact, LongRowField
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.esc.long_rows import TILE_BYTES, EntryPool, LongRows, describe
-from spdist.kernels.esc.product import (
-    Arena,
-    CountedRows,
-    EscProduct,
-    count_rows,
-    product_of,
-)
+from spdist.kernels.esc.product import Arena, CountedRows, EscProduct, count_rows, product_of
 from spdist.kernels.esc.row_classes import EscClass, RowShare, share_rows
 from spdist.kernels.esc.workspace import EscSizes, EscWorkspace, esc_workspace
 from spdist.kernels.rounding import ceil_div

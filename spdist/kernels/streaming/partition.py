@@ -18,10 +18,7 @@ from spdist.foundation import threads
 from spdist.foundation.cpus import count_cpus
 from spdist.kernels.streaming.layout import DeviceDtypes, StagedBlock, lay_out
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import (
-    INT32_MAX,
-    Int64Array,
-)
+from spdist.matrices.dtypes import INT32_MAX, Int64Array
 
 # -- ratios of earlier blocks ------------------------------------------------------------------------------------------
 

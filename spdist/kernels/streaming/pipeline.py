@@ -51,13 +51,7 @@ from spdist.kernels.streaming.results import (
     PartCollector,
     SampleEstimate,
 )
-from spdist.kernels.streaming.staging import (
-    STAGING_TUNING,
-    BlockPreparer,
-    BlockStager,
-    StagingTuning,
-    WindowPreparer,
-)
+from spdist.kernels.streaming.staging import STAGING_TUNING, BlockPreparer, BlockStager, StagingTuning, WindowPreparer
 from spdist.kernels.streaming.workspace import BLOCKS_IN_FLIGHT
 from spdist.matrices.csr import CSR, empty
 from spdist.matrices.dtypes import INT32_MAX

@@ -22,13 +22,7 @@ from spdist.foundation import threads
 from spdist.foundation.cpus import count_cpus
 from spdist.kernels.cpu.arrays import CsrArrays
 from spdist.kernels.cuda.pinned import Bytes, array_at
-from spdist.kernels.streaming.layout import (
-    DeviceDtypes,
-    HostCopy,
-    MatrixLayout,
-    StagedBlock,
-    lay_out,
-)
+from spdist.kernels.streaming.layout import DeviceDtypes, HostCopy, MatrixLayout, StagedBlock, lay_out
 from spdist.kernels.streaming.multiplication import Multiplication
 from spdist.kernels.streaming.partition import BlockCutter, bad_b_error, bad_row_error
 from spdist.kernels.streaming.protocols import HostMemory

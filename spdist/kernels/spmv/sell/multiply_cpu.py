@@ -29,14 +29,7 @@ from spdist.kernels.spmv.sell.format import (
     SellArrays,
     value_places,
 )
-from spdist.kernels.spmv.sell.lane_sums import (
-    GROUP,
-    DiagonalSlots,
-    EntrySlots,
-    SumsOut,
-    sum_diagonals,
-    sum_entries,
-)
+from spdist.kernels.spmv.sell.lane_sums import GROUP, DiagonalSlots, EntrySlots, SumsOut, sum_diagonals, sum_entries
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
 
