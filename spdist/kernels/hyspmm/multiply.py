@@ -25,14 +25,8 @@ This code departs from the thesis in four ways:
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
-
-from spdist.kernels.cuda.constants import BlockStatus
 from spdist.kernels.hyspmm.pipeline import BlockPipeline
-from spdist.kernels.hyspmm.plan import TUNING, HyspmmPlan, HyspmmTuning, VariantOrAuto, plan_product
-from spdist.kernels.hyspmm.preparation import PreparedBlock
+from spdist.kernels.hyspmm.plan import TUNING, HyspmmTuning, VariantOrAuto, plan_product
 from spdist.matrices.csr import CSR, empty
 
 
@@ -63,21 +57,3 @@ def multiply(
     if plan.total == 0:
         return empty((a.nrows, b.ncols), plan.dtype)
     return BlockPipeline(plan).run()
-
-
-def multiply_block(prepared: PreparedBlock, plan: HyspmmPlan) -> CSR:
-    """Multiply one prepared block of `plan`; arrays of CuPy out, offsets from 0."""
-    import cupy
-
-    pipeline = BlockPipeline(plan)
-    slot = pipeline.slots[0]
-    pipeline.start(slot, prepared)
-    slot.stream.synchronize()
-    nnz, layout, block = int(slot.status[BlockStatus.ENTRIES_OF_C]), prepared.layout, prepared.block
-
-    def array(offset: int, count: int, dtype: npt.DTypeLike) -> Any:
-        return cupy.ndarray((count,), dtype, slot.memory + offset).copy()
-
-    indptr = array(layout.c_indptr, block.rows + 1, plan.pointer)
-    indices, data = array(layout.c_columns, nnz, plan.b.indices.dtype), array(layout.c_values, nnz, plan.dtype)
-    return CSR(indptr, indices, data, (block.rows, plan.b.ncols))

@@ -40,6 +40,17 @@ class PreparedMatrix(Protocol):
         """Describe the form, for people."""
 
 
+class _OneMatrix:
+    """A form that reads nothing but its matrix."""
+
+    matrix: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        return int(self.matrix.nbytes)
+
+
 @dataclass(frozen=True, eq=False)
 class PreparedSell:
     """SELL-C-sigma; if `columns` is set, its columns are those of the matrix in that order."""
@@ -67,16 +78,11 @@ class PreparedSell:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedCsr:
+class PreparedCsr(_OneMatrix):
     """The given CSR: CSR-scalar or CSR-vector on the GPU, SciPy's product on the host."""
 
     matrix: CSR
     width: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads of the matrix."""
-        return self.matrix.nbytes
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
@@ -101,15 +107,10 @@ class PreparedCsr:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedCusparse:
+class PreparedCusparse(_OneMatrix):
     """The given CSR, multiplied by cuSPARSE through CuPy."""
 
     matrix: CSR
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads of the matrix."""
-        return self.matrix.nbytes
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
@@ -140,15 +141,10 @@ class PreparedCusparse:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedEhyb:
+class PreparedEhyb(_OneMatrix):
     """EHYB, on the GPU."""
 
     matrix: Ehyb
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads of the matrix."""
-        return self.matrix.nbytes
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
@@ -162,15 +158,10 @@ class PreparedEhyb:
 
 
 @dataclass(frozen=True, eq=False)
-class PreparedBsr:
+class PreparedBsr(_OneMatrix):
     """The given dense blocks, on the host."""
 
     matrix: BSR
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads of the matrix."""
-        return self.matrix.nbytes
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from spdist.errors import MatrixError, MemoryBoundError
+from spdist.kernels.cuda.constants import BlockStatus
 from spdist.kernels.cuda.pinned import pinned
 from spdist.kernels.hyspmm import multiply as hyspmm
 from spdist.kernels.hyspmm import workspace as hyspmm_sizes
-from spdist.kernels.hyspmm.plan import HyspmmTuning, plan_product
-from spdist.kernels.hyspmm.preparation import BlockPreparation
+from spdist.kernels.hyspmm.pipeline import BlockPipeline
+from spdist.kernels.hyspmm.plan import HyspmmPlan, HyspmmTuning, plan_product
+from spdist.kernels.hyspmm.preparation import BlockPreparation, PreparedBlock
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import index_dtype
 from tests.support.strategies import csr_pairs
@@ -162,12 +164,30 @@ def test_device_memory_stays_within_the_limit(variant):
     assert_product(c, a, b)
 
 
+def multiply_block(prepared: PreparedBlock, plan: HyspmmPlan) -> CSR:
+    """Multiply one prepared block of `plan`; arrays of CuPy out, offsets from 0."""
+    import cupy
+
+    pipeline = BlockPipeline(plan)
+    slot = pipeline.slots[0]
+    pipeline.start(slot, prepared)
+    slot.stream.synchronize()
+    nnz, layout, block = int(slot.status[BlockStatus.ENTRIES_OF_C]), prepared.layout, prepared.block
+
+    def array(offset: int, count: int, dtype: str | np.dtype[Any]) -> Any:
+        return cupy.ndarray((count,), dtype, slot.memory + offset).copy()
+
+    indptr = array(layout.c_indptr, block.rows + 1, plan.pointer)
+    indices, data = array(layout.c_columns, nnz, plan.b.indices.dtype), array(layout.c_values, nnz, plan.dtype)
+    return CSR(indptr, indices, data, (block.rows, plan.b.ncols))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_prepared_block(variant):
     a, b = ragged(300, 200, 900, seed=9, long=1)
     plan = plan_product(a, b, variant=variant, memory_limit=1 << 30)
     assert len(plan.cuts) == 2
-    block = hyspmm.multiply_block(BlockPreparation(plan, pinned).take(0), plan)
+    block = multiply_block(BlockPreparation(plan, pinned).take(0), plan)
     c = CSR(block.indptr.get().astype(np.int64), block.indices.get(), block.data.get(), block.shape)
     assert_product(c, a, b)
 

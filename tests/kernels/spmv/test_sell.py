@@ -16,7 +16,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda import module
 from spdist.kernels.spmv import parallel, reorder
 from spdist.kernels.spmv.sell import build_cpu, sell
-from spdist.kernels.spmv.sell.format import DIAGONAL, chunk_kinds, chunk_widths, index_places
+from spdist.kernels.spmv.sell.format import DIAGONAL, chunk_kinds, index_places
 from spdist.kernels.spmv.sell.layout import chunk_occupancy, code_balance, sort_by_length
 from spdist.matrices.csr import CSR
 from tests.support.strategies import SMALL_INTS
@@ -126,7 +126,7 @@ def collide_on_gpu(patch, folder, hashes="5") -> None:
 
 def lists_of(a) -> list[tuple[int, bytes]]:
     """Return the place of each chunk's list of diagonals, and the list."""
-    width, places = chunk_widths(a.chunks), index_places(a.chunks)
+    width, places = a.chunks[:, 2] >> 32, index_places(a.chunks)
     listed = np.flatnonzero(chunk_kinds(a.chunks) == DIAGONAL)
     return [(int(places[i]), a.wide[places[i] : places[i] + 2 * width[i]].tobytes()) for i in listed]
 

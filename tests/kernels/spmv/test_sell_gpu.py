@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -14,7 +16,7 @@ from spdist.kernels.cuda import module
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv import reorder
 from spdist.kernels.spmv.sell import layout, sell
-from spdist.kernels.spmv.sell.format import first_positions, row_counts, row_lane_logs, to_gpu, to_host
+from spdist.kernels.spmv.sell.format import Sell, row_lane_logs, to_host
 from spdist.kernels.spmv.sell.layout import choose_window
 from spdist.matrices.csr import CSR
 from tests.conftest import random_matrix
@@ -159,7 +161,8 @@ def test_rows_go_where_they_belong(name, options):
         assert a.sigma == sigma
         np.testing.assert_array_equal(np.arange(m.nrows) if a.rows is None else a.rows, rows)
         lanes = 1 << row_lane_logs(a.chunks)
-        found = np.stack([first_positions(a.chunks), lanes, row_counts(a.chunks)], axis=1)
+        first, rows = a.chunks[:, 2] & 0xFFFFFFFF, a.chunks[:, 3] >> 40 & 255
+        found = np.stack([first, lanes, rows], axis=1)
         np.testing.assert_array_equal(found, np.reshape(chunks, (-1, 3)))
         long = np.flatnonzero(lengths > 2048)
         kept = m.to_scipy()[long]
@@ -222,6 +225,12 @@ def test_places_of_no_block_row_are_zero(side):
         start = index + -(-width // 16) * 32
         read[start : start + width * places] = True
     assert not first.narrow[~read].any()
+
+
+def to_gpu(a: Sell) -> Sell:
+    import cupy
+
+    return replace(a, **{name: cupy.asarray(x) for name, x in vars(a).items() if isinstance(x, np.ndarray)})
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 32])

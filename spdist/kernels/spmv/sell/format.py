@@ -25,8 +25,7 @@ References
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,16 +104,6 @@ def index_places(chunks: DeviceArray) -> DeviceArray:
     return chunks[:, 1]
 
 
-def first_positions(chunks: DeviceArray) -> DeviceArray:
-    """Return the position of each chunk's first row."""
-    return chunks[:, 2] & 0xFFFFFFFF
-
-
-def chunk_widths(chunks: DeviceArray) -> DeviceArray:
-    """Return the slots of each chunk."""
-    return chunks[:, 2] >> 32
-
-
 def chunk_kinds(chunks: DeviceArray) -> DeviceArray:
     """Return the form in which each chunk keeps its columns, a `ChunkKind`."""
     return chunks[:, 3] >> 32 & 15
@@ -123,11 +112,6 @@ def chunk_kinds(chunks: DeviceArray) -> DeviceArray:
 def row_lane_logs(chunks: DeviceArray) -> DeviceArray:
     """Return the logarithm, to base 2, of the lanes that share a row of each chunk."""
     return chunks[:, 3] >> 36 & 15
-
-
-def row_counts(chunks: DeviceArray) -> DeviceArray:
-    """Return the rows of each chunk."""
-    return chunks[:, 3] >> 40 & 255
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,25 +188,8 @@ class Sell:
 
 def to_host(a: Sell) -> Sell:
     """Return the matrix with NumPy's arrays."""
-    return _moved(a, host)
-
-
-def to_gpu(a: Sell) -> Sell:
-    """Return the matrix with CuPy's arrays, on the current device."""
-    import cupy
-
-    return _moved(a, cupy.asarray)
-
-
-ARRAYS = (
-    "chunks", "values", "wide", "narrow", "rows", "long_rows", "long_indptr", "long_indices", "long_data", "pieces",
-    "row_pieces",
-)  # fmt: skip
-
-
-def _moved(a: Sell, move: Callable[[DeviceArray], DeviceArray]) -> Sell:
-    arrays = {name: getattr(a, name) for name in ARRAYS}
-    moved: dict[str, Any] = {name: None if array is None else move(array) for name, array in arrays.items()}
+    arrays = {field.name: getattr(a, field.name) for field in fields(a)}
+    moved: dict[str, Any] = {name: host(array) for name, array in arrays.items() if hasattr(array, "dtype")}
     return replace(a, **moved)
 
 
