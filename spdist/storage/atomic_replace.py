@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.storage import groups, lock, notes
-from spdist.storage.foreign.parents import check_parents, tell_parents
+from spdist.storage.foreign.parents import check_parents, refresh_parent_metadata
 from spdist.storage.matrix import open_matrix
 from spdist.storage.names.anndata_frames import check_axes, frames_around
 from spdist.stores.registry import at, normalise
@@ -101,7 +101,7 @@ def staged_matrix(
         finally:
             if not whole and not staged.startswith(f"{scratch}/"):
                 at(staged).discard()
-    tell_parents(url)
+    refresh_parent_metadata(url)
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def _scratch(url: str, overwrite: bool, *, steal: bool, is_matrix: bool) -> Iter
         _check_free(url, overwrite, is_matrix=is_matrix)
         if held.depth == 1:
             lock.remove_remains(url)
-        name, parent = at(url).scratch_place(is_first=held.depth == 1)
+        name, parent = at(url).scratch_folder(is_first=held.depth == 1)
         try:
             scratch = Path(tempfile.mkdtemp(prefix=name, dir=parent))
         except OSError as error:

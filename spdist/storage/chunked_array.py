@@ -136,7 +136,7 @@ class ChunkedArray:
             from zarr.core.buffer import default_buffer_prototype
 
             if objects is not None:
-                return objects.read([self.key(k) for k in range(k0, k1)], out, _place_check(self, k0))
+                return objects.read([self.key(k) for k in range(k0, k1)], out, _position_check(self, k0))
             prototype = default_buffer_prototype() if out is None else _into(out)
             return cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
 
@@ -176,8 +176,8 @@ class ChunkedArray:
         """Check the files of Zarr chunks before zarrs decodes them, which would wait for a FIFO and trust any size."""
         if not self.table:
             self.files.check_decoded_sizes(range(k0, k1), codecs_of(self.metadata, self.chunk_nbytes))
-        elif self.location.has_files:  # what arrives from elsewhere is compared by `PlacedStore`
-            self.check_places(k0, k1)
+        elif self.location.has_files:  # what arrives from elsewhere is compared by `ChecksumPlacedStore`
+            self.check_positions(k0, k1)
 
     def write_chunks(self, k: int, values: ValueArray) -> None:
         """Write Zarr chunks `k`, `k` + 1, ... from `values`; pad the last chunk with zeros."""
@@ -225,7 +225,7 @@ class ChunkedArray:
         """
         return read_table(self.url, self.name, self.table, self.nchunks)
 
-    def check_places(self, first: int = 0, last: int | None = None) -> Table:
+    def check_positions(self, first: int = 0, last: int | None = None) -> Table:
         """Compare the checksums at the ends of Zarr chunks with the array's table.
 
         `first, last`: Zarr chunks ``[first:last)``; by default all.
@@ -247,7 +247,7 @@ class ChunkedArray:
         Raises `CorruptError` At the first Zarr chunk that is missing, or differs from the array's table.
         """
         if self.table:
-            yield self.check_places().tobytes()
+            yield self.check_positions().tobytes()
         elif self.checked:
             yield self.stored_checksums(0, self.nchunks).tobytes()
         else:
@@ -307,11 +307,13 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
     from zarr.core.array import AsyncArray
     from zarr.storage import StorePath
 
-    document, place = json.loads(metadata), at(url)
-    pipeline = place.codec_pipeline if fast and document["zarr_format"] == 3 else ZARR_PIPELINE
+    document, location = json.loads(metadata), at(url)
+    pipeline = location.codec_pipeline if fast and document["zarr_format"] == 3 else ZARR_PIPELINE
     with zarr.config.set({"codec_pipeline.path": pipeline}), catch_warnings():
         simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
-        return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(place.zarr_store(), name), config=_CONFIG))
+        return zarr.Array(
+            AsyncArray(metadata=document, store_path=StorePath(location.zarr_store(), name), config=_CONFIG)
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -324,21 +326,21 @@ def _open_for_reading(array: ChunkedArray) -> zarr.Array[Any]:
     from zarr.core.array import AsyncArray
     from zarr.storage import StorePath
 
-    from spdist.storage.targets.places import PlacedStore
+    from spdist.storage.targets.chunk_positions import ChecksumPlacedStore
 
-    store = PlacedStore(array.location.zarr_store(), array.files, array.expected())
+    store = ChecksumPlacedStore(array.location.zarr_store(), array.files, array.expected())
     with zarr.config.set({"codec_pipeline.path": ZARR_PIPELINE}):
         return zarr.Array(AsyncArray(metadata=opened.metadata, store_path=StorePath(store, array.name), config=_CONFIG))
 
 
-def _place_check(array: ChunkedArray, k0: int) -> Callable[[int, bytes], None] | None:
+def _position_check(array: ChunkedArray, k0: int) -> Callable[[int, bytes], None] | None:
     """Return what compares the end of Zarr chunk `k0` + i with the array's table; None if it has none."""
     if not array.table:
         return None
-    from spdist.storage.targets.places import check_place
+    from spdist.storage.targets.chunk_positions import check_position
 
     table = array.expected()
-    return lambda i, end: check_place(array.files, table, k0 + i, end)
+    return lambda i, end: check_position(array.files, table, k0 + i, end)
 
 
 @functools.lru_cache(maxsize=64)
@@ -363,13 +365,13 @@ def _into(out: ValueArray) -> BufferPrototype:
     waiting: list[Any] = [out]
     expected = out.shape, out.dtype
 
-    class Into(NDBuffer):
+    class PreallocatedBuffer(NDBuffer):
         @classmethod
         def empty(cls, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Literal["C", "F"] = "C") -> Self:
             fits = bool(waiting) and (shape, dtype) == expected
             return cls(waiting.pop()) if fits else super().empty(shape, dtype, order)
 
-    return BufferPrototype(buffer=default_buffer_prototype().buffer, nd_buffer=Into)
+    return BufferPrototype(buffer=default_buffer_prototype().buffer, nd_buffer=PreallocatedBuffer)
 
 
 @functools.lru_cache(maxsize=64)

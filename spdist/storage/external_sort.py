@@ -215,10 +215,9 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     out = entries.take(new)
     if duplicates != "first":
         again = np.flatnonzero(~new)
-        place = np.cumsum(new)[again] - 1
-        _COMBINE[duplicates].at(
-            out.values, place, entries.values[again]
-        )  # one by one: reduceat would sum long runs pairwise
+        positions = np.cumsum(new)[again] - 1
+        # one by one: reduceat would sum long runs pairwise
+        _COMBINE[duplicates].at(out.values, positions, entries.values[again])
     return out
 
 

@@ -192,7 +192,7 @@ def _checked(source: Any) -> str:
 
 
 def parted(source: str) -> tuple[str, str]:
-    """Return a path, and what follows ``::`` in it: the place of a matrix inside the file."""
+    """Return a path, and what follows ``::`` in it: the path of a matrix inside the file."""
     path, mark, inner = source.rpartition("::")
     return (path, inner) if mark and not Path(source).exists() else (source, "")
 
@@ -283,15 +283,15 @@ def export_matrix(
     stored = open_matrix(source)
     versions.note(stored)
     matrix = as_numbers(stored)
-    report, place = progress or ignore_progress, str(target)
-    kind, packing = _written_as(place, format)
+    report, name = progress or ignore_progress, str(target)
+    kind, packing = _written_as(name, format)
     if kind == "binsparse":
-        if place == STANDARD_OUTPUT:
+        if name == STANDARD_OUTPUT:
             raise InputError("binsparse is a folder, which standard output cannot be; name a place for it")
         with staged_matrix(target, overwrite=overwrite, steal=steal) as stage:
             _write_binsparse(matrix, stage.url, report)
             versions.check()
-    elif place == STANDARD_OUTPUT:
+    elif name == STANDARD_OUTPUT:
         with standard_output() as file, _PACKERS[packing](file) as out:
             _WRITERS[kind](matrix, out, report)
     else:

@@ -35,12 +35,12 @@ from spdist.foundation.units import counted, format_bytes
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
-from spdist.matrices.hooks import load
+from spdist.matrices.late_bindings import load
 from spdist.shown import without_secrets
 from spdist.storage import groups
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
-from spdist.storage.lock import readable_place
+from spdist.storage.lock import readable_url
 from spdist.storage.names.names import AxisNames, NameArray
 from spdist.storage.names.of_matrix import names_of
 from spdist.stores.registry import at, normalise
@@ -146,7 +146,7 @@ class MatrixHeader(Displayed):
         return None if names is None else names.to_array()
 
     @property
-    def ours(self) -> bool:
+    def is_known_canonical(self) -> bool:
         """Whether the matrix is known to be canonical: spdist wrote and sealed it, or it was checked whole."""
         return bool(self.known or (self.facts.get("canonical") and self.facts.get("seal")))
 
@@ -439,7 +439,7 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     >>> open_matrix("memory://A.zarr").shape
     (3, 3)
     """
-    url = readable_place(normalise(url))
+    url = readable_url(normalise(url))
     attributes, members = groups.read(at(url))
     facts = attributes.get("spdist", {})
     if not isinstance(facts, dict):

@@ -56,8 +56,8 @@ def open_objects(url: str) -> Store:
     `url`: of a scheme in `SERVICES`.
     Raises `ValueError` if no credentials are there, or the URL lacks a part; says what to set.
     """
-    scheme, _, place = url.partition("://")
-    bucket, _, prefix = place.partition("/")
+    scheme, _, path = url.partition("://")
+    bucket, _, prefix = path.partition("/")
     seconds = {"connect_timeout": CONNECT_SECONDS, "timeout": REQUEST_SECONDS}
     common = {
         "prefix": prefix or None,

@@ -128,7 +128,7 @@ def _check_rows(c: StoredMatrix, spec: StoredProductSpec) -> Iterator[int]:
             found = _inside(rows, spec.mask.rows_indices(start, stop))
             if (wrong := np.flatnonzero(found == spec.complement)).size:
                 side = "inside" if spec.complement else "outside"
-                raise WrongProductError(f"{_place(rows, start, wrong[0])} of C is {side} the mask")
+                raise WrongProductError(f"{_position(rows, start, wrong[0])} of C is {side} the mask")
         yield stop
 
 
@@ -139,15 +139,15 @@ def _check_selection(rows: CSR, start: int, spec: ProductSpec) -> None:
         count = lengths[long[0]]
         raise WrongProductError(f"row {start + long[0]:,} of C has {count:,} entries, but top_n is {top_n:,}")
     if spec.selects and (low := np.flatnonzero(~(rows.data >= spec.least(rows.dtype)))).size:
-        place = _place(rows, start, low[0])
-        raise WrongProductError(f"{place} of C holds {rows.data[low[0]]}, below the threshold")
+        position = _position(rows, start, low[0])
+        raise WrongProductError(f"{position} of C holds {rows.data[low[0]]}, below the threshold")
     if spec.triangle is not None:
         below = np.flatnonzero(rows.indices < np.repeat(np.arange(start, start + rows.nrows), lengths))
         if below.size:
-            raise WrongProductError(f"{_place(rows, start, below[0])} of C is below the diagonal")
+            raise WrongProductError(f"{_position(rows, start, below[0])} of C is below the diagonal")
 
 
-def _place(rows: CSR, start: int, at: int) -> str:
+def _position(rows: CSR, start: int, at: int) -> str:
     row = int(np.searchsorted(rows.indptr, at, side="right")) - 1
     return f"row {start + row:,}, column {int(rows.indices[at]):,}"
 

@@ -62,7 +62,7 @@ def test_members_are_imported_with_names(tmp_path, version, member):
     np.testing.assert_array_equal(dense(m), expected.astype(m.dtype))
     assert m.dtype == ("f4" if "fortran" in member else "f8")
     assert names(m) == (CELLS, None if "obsm" in member else GENES)
-    assert m.ours
+    assert m.is_known_canonical
     assert (dense(m) != 0).sum() == m.nnz
 
 

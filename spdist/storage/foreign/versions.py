@@ -89,10 +89,10 @@ def _change(matrix: StoredMatrix, before: _Versions) -> str:
         return f"now: {error}"
     difference = _first_difference(before, _versions_of(now))
     if now == matrix:
-        if difference is None and (before.can_tell or not matrix.ours):
+        if difference is None and (before.can_tell or not matrix.is_known_canonical):
             return ""
         with contextlib.suppress(CorruptError):  # which names no more than the difference
-            if matrix.ours and (found := now.fingerprint()) == (matrix.known or found):
+            if matrix.is_known_canonical and (found := now.fingerprint()) == (matrix.known or found):
                 return ""
     if difference is None:
         return "its content" if now == matrix else "its metadata"

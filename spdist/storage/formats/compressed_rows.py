@@ -165,10 +165,10 @@ def coordinate_batches(
     for start in range(0, nnz, ENTRIES):
         count = min(ENTRIES, nnz - start)
         batch = Entries(rows.read(count), columns.read(count), data.read(count))
-        for places, limit, what in ((batch.rows, shape[0], "row"), (batch.columns, shape[1], "column")):
-            if int(places.min()) < 0 or int(places.max()) >= limit:
-                at = int(np.argmax((places < 0) | (places >= limit)))
+        for positions, limit, what in ((batch.rows, shape[0], "row"), (batch.columns, shape[1], "column")):
+            if int(positions.min()) < 0 or int(positions.max()) >= limit:
+                at = int(np.argmax((positions < 0) | (positions >= limit)))
                 raise MatrixError(
-                    f"{path}: {what} {int(places[at]):,} of entry {start + at:,} is outside [0, {limit:,})"
+                    f"{path}: {what} {int(positions[at]):,} of entry {start + at:,} is outside [0, {limit:,})"
                 )
         yield batch

@@ -80,14 +80,14 @@ class Header:
         return FIELDS[self.field]
 
     @property
-    def places(self) -> int:
+    def coordinates(self) -> int:
         """Numbers at the begin of a line that are row and column."""
         return 0 if self.dense else 2
 
     @property
     def numbers(self) -> int:
         """Numbers on a line."""
-        return self.places + {"pattern": 0, "complex": 2}.get(self.field, 1)
+        return self.coordinates + {"pattern": 0, "complex": 2}.get(self.field, 1)
 
     @property
     def most(self) -> int:
@@ -296,7 +296,7 @@ def _parse(text: bytes, header: Header, line: int) -> tuple[Entries, bool]:
     spelled = with_e(text) if header.dtype.kind in "fc" else text
     for is_whole_number, numbers, field in header.spellings:
         table = INTEGERS if is_whole_number else REALS
-        count = count_entries(np.frombuffer(spelled, np.uint8), table, numbers, header.places)
+        count = count_entries(np.frombuffer(spelled, np.uint8), table, numbers, header.coordinates)
         if count == 0:
             return _parse_lines([], header, line)
         if count > 0:
@@ -345,7 +345,7 @@ def _parse_lines(lines: list[bytes], header: Header, line: int) -> tuple[Entries
         if not more:
             raise header.error(number, f"expected {counted(header.numbers, 'number')}, got '{excerpt(text)}'")
         positions.append((0, 0) if header.dense else _position_of(words, header, number))
-        values.append(_value_of(words[header.places :], header, number))
+        values.append(_value_of(words[header.coordinates :], header, number))
         further |= len(words) > header.numbers
     rows, columns = np.array(positions, np.int64).reshape(-1, 2).T
     return Entries(rows, columns, np.array(values, header.dtype)), further

@@ -104,7 +104,7 @@ def _value_dtype(job: Import, start: int, count: int, index: np.dtype[Any]) -> n
 
 
 def _object_at(job: Import, at: int, index: np.dtype[Any]) -> str:
-    """Return what begins at a place in the file; empty if it is no object of PETSc."""
+    """Return what begins at a position in the file; empty if it is no object of PETSc."""
     if at + 2 * index.itemsize > job.source.size:
         return ""
     return FOLLOWING.get(int(_Section(job, "header", at, 1, index).read(1)[0]), "")

@@ -69,7 +69,7 @@ def import_zarr(job: Import) -> None:
 
 
 def _matrix_in(job: Import) -> tuple[str, dict[str, Any]]:
-    """Return the place of the matrix and the attributes of its group: ``X`` of an AnnData if no path was given."""
+    """Return the URL of the matrix and the attributes of its group: ``X`` of an AnnData if no path was given."""
     url, inner = job.path, job.source.inner.strip("/")
     if any(part in ("", ".", "..") for part in inner.split("/")) and inner:
         raise InputError(
@@ -88,11 +88,11 @@ def _matrix_in(job: Import) -> tuple[str, dict[str, Any]]:
                 f"{url} is a matrix of spdist's, which needs no import: give spdist plan or multiply its path"
             )
         return url, attributes
-    place = f"{url}/{inner}"
-    if not at(place).exists():
+    member = f"{url}/{inner}"
+    if not at(member).exists():
         raise MatrixError(f"{url}: nothing is at {one_line(inner, 60)}; {_sparse_in(job, url)}")
     job.reading.found.append(f"matrix {inner}")
-    return place, groups.read_attributes(place)
+    return member, groups.read_attributes(member)
 
 
 def _stored_bytes(url: str) -> int:
@@ -298,11 +298,11 @@ def _is_zero(value: _ArrayStream | _OneValue) -> bool:
 
 def _array_in(url: str, name: str) -> ChunkedArray:
     """Open an array of a group."""
-    place = f"{url}/{name}"
-    if not at(place).exists() or not groups.is_array(at(place)):
+    path = f"{url}/{name}"
+    if not at(path).exists() or not groups.is_array(at(path)):
         raise MatrixError(f"{url}: no array '{name}', which Binsparse's format needs; write it again")
     with groups.clear_zarr_errors(url, name):
-        return from_zarr(url, name, _open_array(place))
+        return from_zarr(url, name, _open_array(path))
 
 
 # -- dense -------------------------------------------------------------------------------------------------------------

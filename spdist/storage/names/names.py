@@ -34,7 +34,7 @@ NameArray = npt.NDArray[np.object_]
 class Names:
     """Names of rows or of columns, of which nothing was read."""
 
-    place: str  # what messages call them
+    label: str  # what messages call them
     count: int  # rows or columns that the matrix has
     pieces: Callable[[], Iterator[bytes]]  # returns an iterator over their text, in pieces that may end within a name
     # whether another program wrote them, so that a result does without them if they cannot be read
@@ -50,7 +50,7 @@ class Names:
             found += piece.count(b"\n")
             yield piece
         if found != self.count:
-            raise wrong_number(self.place, found, self.count)
+            raise wrong_number(self.label, found, self.count)
 
     def to_array(self) -> NameArray:
         """Return the names as an array of str; bytes that are not UTF-8 become surrogates, as in paths of Python."""
@@ -105,15 +105,15 @@ NO_NAMES = AxisNames()
 """Names of a matrix whose rows and columns have none."""
 
 
-def wrong_number(place: str, found: int, count: int) -> MatrixError:
+def wrong_number(label: str, found: int, count: int) -> MatrixError:
     """Return the error to raise for more or fewer names than rows or columns."""
-    return MatrixError(f"{place}: {counted(found, 'name')} where {count:,} are needed; correct them")
+    return MatrixError(f"{label}: {counted(found, 'name')} where {count:,} are needed; correct them")
 
 
-def given_names(names: Iterable[Any] | None, place: str, count: int) -> Names | None:
+def given_names(names: Iterable[Any] | None, label: str, count: int) -> Names | None:
     """Return names that are in memory, None if there are none.
 
-    `place`: what messages call them.
+    `label`: what messages call them.
     `count`: rows or columns that the matrix has.
     Raises `MatrixError` As `text_of`.
 
@@ -124,15 +124,15 @@ def given_names(names: Iterable[Any] | None, place: str, count: int) -> Names | 
     """
     if names is None:
         return None
-    return names_in(text_of(list(names), place), place, count)
+    return names_in(text_of(list(names), label), label, count)
 
 
-def names_in(text: bytes, place: str, count: int) -> Names:
+def names_in(text: bytes, label: str, count: int) -> Names:
     """Return the names in a text; other parameters are those of `given_names`."""
-    return Names(place, count, lambda: iter([text]))
+    return Names(label, count, lambda: iter([text]))
 
 
-def text_of(names: list[Any], place: str) -> bytes:
+def text_of(names: list[Any], label: str) -> bytes:
     """Return the text of some names.
 
     Raises `MatrixError` if a name has a line break, or is no text that UTF-8 can write.
@@ -140,8 +140,8 @@ def text_of(names: list[Any], place: str) -> bytes:
     try:
         text = "".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise MatrixError(f"{place}: a name that UTF-8 cannot write ({one_line(error, 60)}); correct it") from error
+        raise MatrixError(f"{label}: a name that UTF-8 cannot write ({one_line(error, 60)}); correct it") from error
     if text.count(b"\n") != len(names):
         wrong = next(name for name in map(str, names) if "\n" in name)
-        raise MatrixError(f"{place}: the name {one_line(repr(wrong), 40)} has a line break; names must have none")
+        raise MatrixError(f"{label}: the name {one_line(repr(wrong), 40)} has a line break; names must have none")
     return text

@@ -82,9 +82,9 @@ def import_mat(job: Import) -> None:
 
 def _is_hdf5(file: BinaryIO, path: str) -> bool:
     """Whether a file is HDF5; it is at its start before and after."""
-    places = [0, *(512 << k for k in range(12))]
+    offsets = [0, *(512 << k for k in range(12))]
     with foreign(path):
-        found = any(file.seek(place) == place and file.read(len(SIGNATURE)) == SIGNATURE for place in places)
+        found = any(file.seek(offset) == offset and file.read(len(SIGNATURE)) == SIGNATURE for offset in offsets)
         file.seek(0)
     return found
 
@@ -143,11 +143,11 @@ def _names(reader: _Reader, lengths: dict[str, int | None], shape: tuple[int, in
     """Return the names of rows and columns, of which nothing was read; the matrix does without those it cannot keep."""
     found: list[Names | None] = []
     for axis, count in zip(("rows", "columns"), shape, strict=True):
-        place, length = f"{reader.name}, names of {axis}", lengths.get(axis)
+        label, length = f"{reader.name}, names of {axis}", lengths.get(axis)
         if length is not None and length != count:
-            raise wrong_number(place, length, count)
+            raise wrong_number(label, length, count)
         pieces = functools.partial(_pieces, reader, axis, count)
-        found.append(None if length is None else Names(place, count, pieces, foreign=True))
+        found.append(None if length is None else Names(label, count, pieces, foreign=True))
     return AxisNames(*found)
 
 
