@@ -79,7 +79,7 @@ class ChunkedArray:
     metadata: str  # Zarr's own metadata document, as JSON, with a length that no write exceeds
     checked: bool  # whether the last codec is crc32c
     dtype: np.dtype[Any] = field(compare=False)  # of the elements; a `block_dtype` if they are blocks
-    table: str = ""  # digest of the table of checksums that spdist wrote; empty if there is none
+    table: str = ""  # digest of the table of checksums that spdist wrote; empty without a table
 
     @property
     def location(self) -> Location:
@@ -154,7 +154,7 @@ class ChunkedArray:
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
     def _direct_codec(self, count: int) -> ChunkCodec | None:
-        """Return what reads and writes so many Zarr chunks without Zarr; None if Zarr is to do it."""
+        """Return the codec to read and write `count` Zarr chunks without Zarr; None to leave them to Zarr."""
         is_quicker = count <= FEW and self.location.has_files and not _has_zarr()
         return codec_of(self.metadata) if is_quicker else None
 
@@ -420,7 +420,7 @@ def from_document(url: str, name: str, document: dict[str, Any], size: tuple[int
     """Return an array of spdist's own, whose metadata are what was written, as a `ChunkedArray`.
 
     `url, name`: the matrix and the array in it.
-    `document`: Zarr's metadata, of which `codec_of` is not None.
+    `document`: Zarr's metadata; `codec_of` must accept it.
     `size`: (r, s) or (): rows and columns of the blocks that the array holds; empty for an array of numbers.
     `table`: digest of the array's table of checksums.
     """
@@ -437,7 +437,7 @@ def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...]
 
     `url, name`: the matrix and the array in it.
     `size`: (r, s) or (): rows and columns of the blocks that the array must hold; empty for an array of numbers.
-    `table`: digest of the array's table of checksums; empty if there is none.
+    `table`: digest of the array's table of checksums; empty without a table.
     Raises `MatrixError` if the array has other dimensions, or its Zarr chunks have unequal lengths or cut blocks.
     """
     metadata = array.metadata

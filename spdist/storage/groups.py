@@ -100,7 +100,7 @@ def begin(url: str, facts: dict[str, Any]) -> None:
 
 
 def read_facts(url: str) -> dict[str, Any]:
-    """Return the attribute ``spdist`` of the group at `url`; an empty dictionary if there is none.
+    """Return the attribute ``spdist`` of the group at `url`; an empty dictionary if it is missing.
 
     Raises `MatrixError` if the system denies reading the group.
     """
@@ -147,7 +147,7 @@ def _attributes_of_file(location: Location) -> dict[str, Any] | None:
 def read(location: Location) -> tuple[dict[str, Any], dict[str, Member]]:
     """Return the attributes of the group at `location`, and its arrays named in `ARRAYS`.
 
-    Those of a local group that has a seal and is written as spdist writes are documents: Zarr is not loaded for them.
+    The arrays of a sealed local group, written as spdist writes, are documents: Zarr is not loaded for them.
 
     Raises `MatrixError` if there is no group, the system denies reading it, or its metadata are damaged.
     Raises `CorruptError` if metadata were changed since spdist wrote them; names the file.
@@ -181,7 +181,7 @@ def _read_by_zarr(location: Location) -> tuple[dict[str, Any], dict[str, Member]
 
 
 def array_of(url: str, name: str, member: Member, size: tuple[int, ...], table: str) -> ChunkedArray:
-    """Return an array that `read` found; parameters are those of `from_zarr`."""
+    """Return an array that `read` found; parameters as for `from_zarr`."""
     if isinstance(member, dict):
         return from_document(url, name, member, size, table)
     return from_zarr(url, name, member, size, table)
@@ -196,7 +196,7 @@ def _check_is_there(location: Location) -> None:
 
 
 def _open_group(location: Location) -> zarr.Group:
-    """Return the group at `location`; raise MatrixError if there is none, or its metadata are damaged."""
+    """Return the group at `location`; raise MatrixError if it is missing, or its metadata are damaged."""
     import zarr
     from zarr.errors import ContainsArrayError, GroupNotFoundError
 
@@ -224,7 +224,7 @@ def is_array(location: Location) -> bool:
 
 
 def facts_of(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attribute ``spdist`` of a group; an empty dictionary if there is none."""
+    """Return the attribute ``spdist`` of a group; an empty dictionary if it is missing."""
     facts = attributes.get("spdist")
     return facts if isinstance(facts, dict) else {}
 
@@ -300,7 +300,7 @@ def finish_group(
 
     `arrays`: the arrays written, and the length of each in elements.
     `attributes`: with the attribute ``spdist``, to which the seal is added.
-    `tables`: checksums of the Zarr chunks of arrays; those of other arrays are read from storage.
+    `tables`: checksums of the Zarr chunks of arrays; other arrays' checksums are read from storage.
     Raises `CorruptError` if a Zarr chunk is missing.
     """
     sealed = {}

@@ -95,8 +95,8 @@ def import_matrix(
     overwrite, steal : bool
         Replace the matrix at `target`; take over from a run on another host that had no heartbeat for a minute.
     block_size : (int, int) or "auto", optional
-        Store dense blocks of so many rows and columns; "auto" takes the size of fewest bytes, up to 16 x 16. During the
-        import the matrix is on disk twice.
+        Store dense blocks with these numbers of rows and columns; "auto" takes the size of fewest bytes, up to
+        16 x 16. During the import the matrix is on disk twice.
     labels : str or Path, optional
         As `names`, and write the names to this file too, one a line.
     format : str, optional
@@ -137,8 +137,8 @@ def import_matrix(
     Raises
     ------
     InputError
-        If `target` exists, `source` is none of these files, an option means nothing for it, or blocks do not divide it
-        or take more bytes than none.
+        If `target` exists, `source` has none of these formats, an option means nothing for it, or blocks do not divide
+        it or take more bytes than single entries.
     MatrixError
         If `source` is damaged, or its format is not what its name says; names the line of a text file.
 

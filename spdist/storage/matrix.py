@@ -130,7 +130,7 @@ class MatrixHeader(Displayed):
 
     @property
     def names(self) -> AxisNames:
-        """Names of rows and columns, unread; those of the AnnData around the matrix if there is one."""
+        """Names of rows and columns, unread; the enclosing AnnData's names, if any."""
         return names_of(self.url, self.facts, self.full_shape)
 
     @property
@@ -347,7 +347,7 @@ class StoredMatrix(Conversions, MatrixHeader):
 
 @dataclass(frozen=True)
 class Transposed:
-    """The transpose of a stored matrix, of which nothing was read."""
+    """The transpose of a stored matrix, unread."""
 
     matrix: StoredMatrix
 

@@ -92,7 +92,7 @@ class _Room:
 
     @contextmanager
     def take(self, nbytes: int) -> Iterator[None]:
-        """Wait until so many bytes are free, and hold them."""
+        """Wait until `nbytes` bytes are free, and hold them."""
         with self.changed:
             self.changed.wait_for(lambda: self.taken == 0 or self.taken + nbytes <= self.nbytes)
             self.taken += nbytes

@@ -288,7 +288,7 @@ def _pieces(file: Text, header: Header, text_bytes: int) -> Iterator[bytes]:
 
 
 def _parse(text: bytes, header: Header, line: int) -> tuple[Entries, bool]:
-    """Convert complete lines of text, of which the first has number `line`; return whether values are left out too."""
+    """Convert complete lines of text, numbered from `line`; also return whether values were left out."""
     from spdist.storage.formats.number_scan import INTEGERS, REALS, count_entries  # Numba, which is slow to load
 
     if b"%" in text:
@@ -388,7 +388,7 @@ def _integer(word: bytes) -> int:
 
 
 def _locate(values: ValueArray, done: int, header: Header) -> Entries:
-    """Return values of an ``array`` file, the first of which has number `done`, with their rows and columns."""
+    """Return values of an ``array`` file with their rows and columns; `done` values come before them."""
     nrows, ncols = header.shape
     at = np.arange(done, done + len(values), dtype=np.int64)
     if header.symmetry == "general":

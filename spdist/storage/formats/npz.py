@@ -141,7 +141,7 @@ class _Members:
         return found
 
     def vector(self, name: str) -> NpyStream:
-        """Open an array of places in one dimension."""
+        """Open a one-dimensional array of offsets or indices."""
         found = self.stream(name)
         found.check_dimensions(1)
         return found
@@ -153,7 +153,7 @@ class NpyStream:
     `file`: after its header.
     `header`: (shape, order, dtype).
     `names`: the array and the archive, for messages.
-    `kinds`: kinds of dtypes that it may have; `text` looks at that of `format`.
+    `kinds`: kinds of dtypes that it may have; `text` checks the dtype of `format` itself.
     """
 
     def __init__(self, file: BinaryIO, header: Header, names: tuple[str, str], kinds: str) -> None:

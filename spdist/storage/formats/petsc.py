@@ -1,7 +1,7 @@
 """Read matrices in PETSc's binary format: big-endian numbers, the lengths of rows, all columns, then all values.
 
 The file says neither how wide its integers are nor what its values are: both depend on how PETSc was built. The first
-number, a constant, shows the width of integers, and the size of the file that of values.
+number, a constant, shows the width of integers; the size of the file shows the width of values.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Offsets:
         self.dtype, self.last = np.dtype(np.int64), 0
 
     def read(self, count: int) -> ValueArray:
-        """Return the next `count` offsets, of which the first is 0."""
+        """Return the next `count` offsets; the first offset in the file is 0."""
         steps = np.zeros(count, np.int64)
         first = int(self.row < 0)
         steps[first:] = self.lengths.read(count - first)

@@ -89,7 +89,7 @@ FORMATS = (
 
 
 def ending_of(path: str, format: str | None) -> str:
-    """Return the ending that says the format, without that of compression.
+    """Return the ending that says the format, without the ending of its compression.
 
     Examples
     --------

@@ -29,7 +29,7 @@ PIECE_NAMES = 1 << 14
 """Names that are read at a time."""
 
 MOST_TYPES = 8
-"""Types of features that are told apart."""
+"""Types of features that are imported apart."""
 
 
 def holds_cells(path: str) -> bool:
@@ -71,7 +71,7 @@ def import_folder(job: Import) -> None:
 
 
 def _find(folder: str, name: str) -> str:
-    """Return the path of a file, compressed or not; empty if there is none."""
+    """Return the path of a file, compressed or not; empty if it is missing."""
     for ending in ("", *PACKINGS):
         path = at(f"{folder}/{name}{ending}")
         if path.is_file():
@@ -117,7 +117,7 @@ class _NameFile:
         return self.path.rpartition("/")[2]
 
     def names(self) -> Names:
-        """Return the names, of which nothing was read."""
+        """Return the names, unread."""
         return Names(self.path, self.count, self._pieces)
 
     def check(self) -> None:
@@ -168,5 +168,5 @@ def _first(fields: list[bytes]) -> bytes:
 
 
 def _symbol(fields: list[bytes]) -> bytes:
-    """Return the second field of a line, a gene's symbol; the first if there is none."""
+    """Return the second field of a line, a gene's symbol, or else its only field."""
     return b"".join(fields[1:2]) or fields[0]

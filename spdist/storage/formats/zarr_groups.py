@@ -1,7 +1,7 @@
 """Import what other programs keep in Zarr: AnnData's sparse and dense matrices, Binsparse, arrays of two dimensions.
 
-Zarr chunks are decoded whole, and checked first as those of operands are. A missing Zarr chunk of a sparse matrix is
-damage; of a dense array it holds the fill value, as Zarr leaves out Zarr chunks of zeros.
+Zarr chunks are decoded whole, and checked first as operands' Zarr chunks are. A missing Zarr chunk of a sparse matrix
+is damage; of a dense array it holds the fill value, as Zarr leaves out Zarr chunks of zeros.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _ArrayStream:
     """An array of one dimension in Zarr, read in order: each Zarr chunk is decoded once.
 
     `width` numbers are an element (two for Binsparse's complex numbers). `is_zero` says that all elements must be zero,
-    so that Zarr chunks may be missing: Zarr leaves out those of zeros.
+    so that Zarr chunks may be missing: Zarr leaves out Zarr chunks of zeros.
     """
 
     array: ChunkedArray
@@ -158,7 +158,7 @@ class _ArrayStream:
 
 
 class _OneValue:
-    """Values that are all the same one, of which only one is stored."""
+    """Values that are all equal; only one is stored."""
 
     def __init__(self, value: ValueArray, shape: tuple[int, ...]) -> None:
         self.value, self.shape, self.dtype = value, shape, value.dtype

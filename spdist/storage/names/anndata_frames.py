@@ -59,7 +59,7 @@ def frames_around(url: str) -> tuple[str, str] | None:
 
 
 def _around(url: str) -> tuple[str, str] | None:
-    """Return the AnnData around a matrix and the key of `FRAMES` for it; None if there is none."""
+    """Return the AnnData around a matrix and the key of `FRAMES` for it, or None."""
     for key in FRAMES:
         path = url if key.endswith("X") else at(url).parent_url()  # X is a matrix, the others are folders of matrices
         root = at(path).parent_url()

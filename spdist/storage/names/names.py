@@ -32,7 +32,7 @@ NameArray = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """Names of rows or of columns, of which nothing was read."""
+    """Names of rows or of columns, unread."""
 
     label: str  # what messages call them
     count: int  # rows or columns that the matrix has
@@ -61,7 +61,7 @@ class Names:
 
 
 class AxisNames(NamedTuple):
-    """Names of rows and of columns, each None if there are none."""
+    """Names of rows and of columns, each None without names."""
 
     rows: Names | None = None
     columns: Names | None = None
@@ -72,7 +72,7 @@ class AxisNames(NamedTuple):
         return AxisNames(self.columns, self.rows)
 
     def filled(self, other: AxisNames) -> AxisNames:
-        """Return these names, and those of `other` where there are none."""
+        """Return these names; take an axis without names from `other`."""
         return AxisNames(self.rows or other.rows, self.columns or other.columns)
 
     def check(self) -> None:
@@ -85,7 +85,7 @@ class AxisNames(NamedTuple):
                 pass
 
     def readable(self) -> AxisNames:
-        """Return these names without those of another program that cannot be read; each costs one warning."""
+        """Return these names without foreign names that cannot be read; log a warning for each axis left out."""
         axes = zip(("rows", "columns"), self, strict=True)
         return AxisNames(*(names if names is None or _is_readable(names, axis) else None for axis, names in axes))
 
@@ -111,7 +111,7 @@ def wrong_number(label: str, found: int, count: int) -> MatrixError:
 
 
 def given_names(names: Iterable[Any] | None, label: str, count: int) -> Names | None:
-    """Return names that are in memory, None if there are none.
+    """Return names that are in memory, or None.
 
     `label`: what messages call them.
     `count`: rows or columns that the matrix has.
@@ -128,7 +128,7 @@ def given_names(names: Iterable[Any] | None, label: str, count: int) -> Names | 
 
 
 def names_in(text: bytes, label: str, count: int) -> Names:
-    """Return the names in a text; other parameters are those of `given_names`."""
+    """Return the names in a text; other parameters as for `given_names`."""
     return Names(label, count, lambda: iter([text]))
 
 

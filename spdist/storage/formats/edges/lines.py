@@ -57,7 +57,7 @@ class Lines:
     weights: list[float]
     doubts: Int64Array  # (KINDS, 2) int64
     rest: bytes = b""  # lines at the end in which a quote is open, to be read with those that follow
-    lines: int = 0  # lines that were read, without those of the rest
+    lines: int = 0  # lines that were read, without the lines in `rest`
 
 
 class LineReader:

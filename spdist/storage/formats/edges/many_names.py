@@ -57,7 +57,7 @@ class ManyNames:
         return self._letters[: self._end].tobytes()
 
     def _grow(self, names: int, letters: int) -> None:
-        """Make room for so many more names."""
+        """Reserve space for `names` more names and `letters` more bytes."""
         if self._end + letters > len(self._letters):
             longer = np.empty(max(self._end + letters, 2 * len(self._letters)), np.uint8)
             longer[: self._end] = self._letters[: self._end]

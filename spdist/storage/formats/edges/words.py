@@ -42,7 +42,7 @@ NUMBER_DIGITS = 18
 """Digits of a vertex that is a number; int64 holds all of them."""
 NO_NUMBER = np.uint64((1 << 64) - 1)
 BASIS = secrets.randbits(63) | 1
-"""What hashes of names begin with: nobody can write a file whose names all fall in one slot."""
+"""First value of each hash; random, so that nobody can write a file whose names all fall in one slot."""
 LEFT_TO_PYTHON = -1
 """Number of fields of a line that only Python can read."""
 SPANS = 7
@@ -112,9 +112,10 @@ def find_words(
 ) -> Any:  # fmt: skip
     """Find the words of lines; return the number of edges, or -1, of weights that are left to Python, and of lines.
 
-    `rules` are made by `_rules`, `basis` is what hashes begin with, `powers` (23,) are those of ten, and `spans`
-    (SPANS,) is room for the words of a line. Written: `begins`, `lengths` and `keys` (2 edges,), `weights` (edges,),
-    `odd` (lines, 3): edge, begin and end of each weight that is not exact as a number of few digits, and `doubts`.
+    `rules` are made by `_rules`, `basis` is the first value of each hash, `powers` (23,) are powers of ten, and
+    `spans` (SPANS,) is workspace for the words of a line. Written: `begins`, `lengths` and `keys` (2 edges,),
+    `weights` (edges,), `odd` (lines, 3), with edge, begin and end of each weight that is not exact as a number of few
+    digits, and `doubts`.
     """
     at, count, nodd, lines = 0, 0, 0, 0
     rule, quotes, mark, third = rules[0], rules[1] != 0, rules[2], rules[5]
@@ -123,7 +124,7 @@ def find_words(
         tabs, blanks, quoted = False, False, False
         while True:
             letter = text[stop]
-            if letter <= QUOTE:  # as few letters of a line are: tabs, its end, quotes, spaces
+            if letter <= QUOTE:  # rare letters: tabs, the end of the line, quotes, spaces
                 if letter == NEWLINE:
                     break
                 tabs |= letter == TAB
@@ -299,7 +300,7 @@ def hash_of(text: Letters, begin: int, end: int, basis: int) -> Any:
 
 @part
 def number_at(text: Letters, begin: int, end: int) -> Any:
-    """Return the vertex that digits spell; all bits if it is none."""
+    """Return the vertex that digits spell; all bits set if the word is not a number."""
     value = np.uint64(0)
     if end - begin > NUMBER_DIGITS:
         return NO_NUMBER

@@ -1,6 +1,6 @@
 """Read graphs and matrices in mcl's native text format: a list of columns, each a list of rows and values.
 
-mcl calls the domain of the columns the source of its arcs, and that of the rows their destination. Here an arc from a
+mcl calls the columns' domain the source of its arcs, and the rows' domain their destination. Here an arc from a
 to b is the entry (a, b), as in a list of edges: mcl's columns become rows. ``mcxdump -imx`` lists the same triples.
 """
 

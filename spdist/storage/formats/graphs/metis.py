@@ -134,7 +134,7 @@ class _Lines:
         if len(newlines):
             is_comment[0] &= self.done == 0
         ends, lengths = newlines[~is_comment], lengths[~is_comment]
-        local = np.searchsorted(ends, words.begins)  # vertex of each word, from that of the piece's first line on
+        local = np.searchsorted(ends, words.begins)  # vertex of each word, from the piece's first vertex on
         starts = np.concatenate([[0], np.cumsum(lengths)])
         starts[0] -= self.done
         positions = np.arange(len(local)) - starts[local] - self.header.before
@@ -197,7 +197,7 @@ class _Lines:
         return self.header.error(self.line + int(np.searchsorted(newlines, at)), what)
 
     def _check_end(self) -> None:
-        """Refuse a graph of fewer vertices or edges than announced, or of which an edge has one direction only."""
+        """Refuse a graph with fewer vertices or edges than announced, or with an edge in one direction only."""
         head = self.header
         missing_line = self.vertex == head.vertices - 1 and head.before == 0  # empty, and without its end
         if self.vertex < head.vertices and not missing_line:

@@ -113,6 +113,6 @@ def _index(root: Any, name: str) -> Array | None:
     if not index or "/" in index:
         return None
     found = member(frame, index, f"{name}/{index}")
-    if isinstance(found, h5py.Group):  # strings some of which may be missing
+    if isinstance(found, h5py.Group):  # strings, which may be missing
         found = member(found, "values", f"{name}/{index}/values")
     return strings(f"{name}/{index}", found)

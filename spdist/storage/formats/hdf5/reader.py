@@ -69,7 +69,7 @@ def import_hdf5(job: Import) -> None:
 def import_mat(job: Import) -> None:
     """Import a matrix of a MATLAB file: HDF5 in version 7.3; an older one needs no h5py.
 
-    Errors are those of `import_hdf5`.
+    Raises as `import_hdf5`.
     """
     with _local_file(job) as file:
         is_hdf5 = _is_hdf5(file, job.path)
@@ -140,7 +140,7 @@ def _check_orient(job: Import, format: str) -> None:
 
 
 def _names(reader: _Reader, lengths: dict[str, int | None], shape: tuple[int, int]) -> AxisNames:
-    """Return the names of rows and columns, of which nothing was read; the matrix does without those it cannot keep."""
+    """Return the names of rows and columns, unread; leave out names that cannot be kept with the matrix."""
     found: list[Names | None] = []
     for axis, count in zip(("rows", "columns"), shape, strict=True):
         label, length = f"{reader.name}, names of {axis}", lengths.get(axis)

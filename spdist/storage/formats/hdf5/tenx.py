@@ -57,7 +57,7 @@ def describe(file: Any, settings: Settings) -> Description:
 
 
 def _genes(group: Any) -> Any:
-    """Return the names of genes; their identifiers if there are none."""
+    """Return the names of genes, or else their identifiers."""
     for path in ("features/name", "gene_names", "features/id", "genes"):
         found = strings(path, find(group, path))
         if found is not None:
