@@ -37,9 +37,6 @@ def to_scipy(matrix: StoredMatrix) -> Any:
 def select(matrix: StoredMatrix, key: Any) -> Any:
     """Return some rows and columns in memory; `StoredMatrix.__getitem__` describes it.
 
-    `matrix`: not of dense blocks.
-    `key`: rows, and columns.
-    Returns or what SciPy returns for this key.
     Raises `InputError` if it is stored in dense blocks.
     Raises `IndexError` if a row is out of range.
     """

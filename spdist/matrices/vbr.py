@@ -186,7 +186,7 @@ def from_scipy(
 
     `row_bounds, column_bounds`: (parts + 1,) int, optional: where parts begin, and the end. By default a part is a run
     of rows, or of columns, with the same pattern, so that blocks are full.
-    Returns with a block wherever there is an entry, filled up with zeros.
+    The result has a block wherever there is an entry, filled up with zeros.
     Raises `MatrixError` if the matrix cannot be converted to CSR, or the bounds do not end at its shape.
 
     Examples

@@ -230,7 +230,7 @@ class ChunkedArray:
 
         `first, last`: Zarr chunks ``[first:last)``; by default all.
         Returns (last - first,) uint32: the checksums.
-        Raises `CorruptError` At the first Zarr chunk that is missing, altered or in the wrong place; or if the table is
+        Raises `CorruptError` at the first Zarr chunk that is missing, altered or in the wrong place; or if the table is
         damaged.
         """
         last = self.nchunks if last is None else last
@@ -244,7 +244,7 @@ class ChunkedArray:
     def digests(self) -> Iterator[bytes]:
         """Yield checksums of Zarr chunks, or digests of whole Zarr chunks if these have no checksums.
 
-        Raises `CorruptError` At the first Zarr chunk that is missing, or differs from the array's table.
+        Raises `CorruptError` at the first Zarr chunk that is missing, or differs from the array's table.
         """
         if self.table:
             yield self.check_positions().tobytes()
@@ -388,10 +388,9 @@ def _chunk_files(url: str, name: str, metadata: str) -> ChunkFiles:
 def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:
     """Return an array that can be written by Zarr chunks before its length is known; nothing is written yet.
 
-    `url, name`: the matrix and the array in it.
     `chunk`: elements of a Zarr chunk.
     `compressed`: whether to compress with Blosc (LZ4, byte shuffle); crc32c is added in either case.
-    Returns of length `UNBOUNDED`.
+    The array has the length `UNBOUNDED`.
     """
     shape = UNBOUNDED, *(blocksize(dtype) or ())
     metadata = json.dumps(array_document(number_dtype(dtype), shape, chunk, packed=compressed))
@@ -419,7 +418,6 @@ def compresses(values: ValueArray) -> bool:
 def from_document(url: str, name: str, document: dict[str, Any], size: tuple[int, ...], table: str) -> ChunkedArray:
     """Return an array of spdist's own, whose metadata are what was written, as a `ChunkedArray`.
 
-    `url, name`: the matrix and the array in it.
     `document`: Zarr's metadata; `codec_of` must accept it.
     `size`: (r, s) or (): rows and columns of the blocks that the array holds; empty for an array of numbers.
     `table`: digest of the array's table of checksums.
@@ -435,7 +433,6 @@ def from_document(url: str, name: str, document: dict[str, Any], size: tuple[int
 def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...] = (), table: str = "") -> ChunkedArray:
     """Return a stored Zarr array as a `ChunkedArray`.
 
-    `url, name`: the matrix and the array in it.
     `size`: (r, s) or (): rows and columns of the blocks that the array must hold; empty for an array of numbers.
     `table`: digest of the array's table of checksums; empty without a table.
     Raises `MatrixError` if the array has other dimensions, or its Zarr chunks have unequal lengths or cut blocks.

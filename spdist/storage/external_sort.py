@@ -56,8 +56,6 @@ class RowSorter:
     The bound is about ten times `bucket_bytes`, or twenty times the longest row if that is more.
 
     `directory`: existing directory for spilled entries, used by nothing else; an entry takes 12 to 32 bytes there.
-    `shape`: (nrows, ncols).
-    `dtype`: of the values.
     `expected`: estimated number of entries; a wrong estimate costs time, not correctness.
     `bucket_bytes`: bytes of the entries of one bucket.
     `duplicates`: of entries in one position, their sum in the order in which they were added, the largest, the smallest
@@ -234,7 +232,6 @@ def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
     """Return a row block with each row sorted and its duplicates combined.
 
     `duplicates`: of entries in one position, their sum in the order of the row, the largest, the smallest or the first.
-    Returns of the shape of `block`.
 
     Examples
     --------

@@ -50,7 +50,7 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
     Wrap only calls of Zarr, so that a mistake in spdist is not reported as a damaged file.
 
     `name`: the array whose metadata are read; empty for the metadata of the group.
-    Raises `MatrixError` In place of every error but spdist's own.
+    Raises `MatrixError` in place of every error but spdist's own.
     """
     try:
         yield
@@ -67,11 +67,7 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
 
 
 def check_metadata_files(location: Location, names: tuple[str, ...] = ARRAYS) -> None:
-    """Refuse local metadata files that would block a reader or fill its memory: pipes, devices, gigabytes of JSON.
-
-    `names`: arrays in it.
-    Raises `MatrixError` Names the file.
-    """
+    """Refuse local metadata files that would block a reader or fill its memory: pipes, devices, gigabytes of JSON."""
     for key in (f"{name}/{file}".lstrip("/") for name in ("", *names) for file in METADATA_FILES):
         path = f"{location}/{key}"
         try:

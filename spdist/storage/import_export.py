@@ -208,12 +208,8 @@ def read_edges(
 ) -> tuple[Entries, list[str]] | None:
     """Read a list of edges whose vertices have names into memory.
 
-    `source`: as for `import_matrix`.
-    `most_bytes`: memory to use at the most.
-    `format`: as for `import_matrix`.
     Returns `edges`: in the order of the file: numbers of vertices, as int64, and weights.
     Returns `names`: of the vertices, in order of appearance.
-    Raises `InputError, MatrixError` As `import_matrix`.
     """
     given = str(source)
     path = given if given == STANDARD_INPUT else normalise(given)
@@ -302,10 +298,7 @@ def export_matrix(
 
 
 def _written_as(target: str, format: str | None) -> tuple[str, str]:
-    """Return the format to write, and the ending of its compression, empty for none.
-
-    Raises `InputError` if it is not known.
-    """
+    """Return the format to write, and the ending of its compression, empty for none."""
     name = target if format is None else f".{format.removeprefix('.')}"
     packing = packing_of(name) or packing_of(target)
     bare = name.removesuffix(packing)

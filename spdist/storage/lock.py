@@ -99,7 +99,6 @@ class TargetLock:
     def acquire(self, *, steal: bool) -> None:
         """Create the lock, or take over the lock of a dead run.
 
-        `steal`: whether to take a stale lock.
         Raises `InputError` if a live run holds the lock, or it is stale and `steal` is false; or the target's name is
         too long.
         """
@@ -184,11 +183,7 @@ class TargetLock:
             self.files.delete(right)
 
     def is_live(self, path: str, content: bytes) -> bool:
-        """Whether the run that wrote a lock file is alive, or may be.
-
-        `path`: the lock file.
-        `content`: its content.
-        """
+        """Whether the run that wrote a lock file is alive, or may be."""
         owner = owner_from(content)
         if owner is not None and owner.is_near:
             return owner.is_process_alive
@@ -282,7 +277,7 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
     `steal`: whether to take the lock of a run on another host that had no heartbeat for `STALE_SECONDS`.
     Raises `InputError` if another run holds the target, its folder may not be written to, or files of another user for
     it lie there.
-    Raises `SpdistError` At the end of the block, if another run took the lock meanwhile.
+    Raises `SpdistError` at the end of the block, if another run took the lock meanwhile.
 
     Examples
     --------
@@ -339,7 +334,6 @@ def check_held(url: str) -> None:
     """Raise if another run has taken the lock of a target that this process holds.
 
     `url`: the target, normalised, or a path that its lock covers.
-    Raises `SpdistError` if another run has the lock.
     """
     lock = _held.get(family_of(url))
     if lock is not None:
@@ -357,7 +351,6 @@ def is_held(url: str) -> bool:
 def replace(source: str, target: str) -> None:
     """Move a finished matrix to its target in one step, unless another run has taken the lock of the target.
 
-    `source, target`: as for `Location.replace_by`.
     Raises `SpdistError` if another run has the lock; nothing is replaced.
     """
     check_held(target)
@@ -396,9 +389,8 @@ def _in_use(lock: TargetLock, path: str) -> bool:
 def readable_url(url: str) -> str:
     """Return where to read the matrix of a target that a dead run may have been replacing.
 
-    `url`: normalised.
-    Returns usually `url`. If the run was killed between two steps, it is finished or undone first; if that is not
-    allowed, the path of the matrix that is whole.
+    Usually this is `url`, which must be normalised. If the run was killed between two steps, the replacement is
+    finished or undone first; if that is not allowed, the result is the path of the whole matrix.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (path := at(url).whole_url()) != url and at(url).may_recover():

@@ -242,11 +242,7 @@ class StoredMatrix(Conversions, MatrixHeader):
     def entries(
         self, first: int, last: int, held: Sequence[Held] = (), allocate: Allocate = np.empty
     ) -> tuple[ValueArray, ValueArray]:
-        """Return columns and values of entries ``[first:last)``: copy those that are held, read the others.
-
-        `held`: entries that are in memory.
-        `allocate`: returns the arrays to fill.
-        """
+        """Return columns and values of entries ``[first:last)``: copy those that are held, read the others."""
         indices, data = allocate(last - first, index_dtype(self.ncols)), allocate(last - first, self.dtype)
         done = first
         for position, rows in sorted(held, key=lambda one: one[0]):
@@ -280,7 +276,6 @@ class StoredMatrix(Conversions, MatrixHeader):
 
         `rows`: (n,) int64: rising, no duplicates.
         `values`: if false, no values are read, and `data` of the result is its `indices`.
-        Returns of shape ``(n, ncols)``.
         """
         starts, stops = self.offsets_of(rows)
         indptr = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
@@ -323,7 +318,7 @@ class StoredMatrix(Conversions, MatrixHeader):
     def check(self) -> None:
         """Check structure and canonical form of the whole matrix, streaming.
 
-        Raises `MatrixError` Names the row.
+        Raises `MatrixError`; names the row.
         """
         _check_stored(self)
 
@@ -333,7 +328,7 @@ class StoredMatrix(Conversions, MatrixHeader):
         The digest is of the chunks' stored checksums, so that it costs one small read a chunk; a matrix without
         checksums is read whole.
 
-        Raises `CorruptError` Names the first Zarr chunk that is missing, altered or in another's place.
+        Raises `CorruptError`; names the first Zarr chunk that is missing, altered or in another's place.
         """
         if self.known:
             return self.known
@@ -413,9 +408,7 @@ def _check_stored(m: StoredMatrix) -> None:
 def refuse_blocks(what: str, *matrices: object) -> None:
     """Refuse matrices that are stored in blocks for an operation on single entries.
 
-    `what`: the operation, a plural, as messages call it.
-    `*matrices`: anything but a `StoredMatrix` passes.
-    Raises `InputError` Names the first stored block matrix, and its blocks.
+    Raises `InputError`; names the first stored block matrix, and its blocks.
     """
     for m in matrices:
         if isinstance(m, StoredMatrix) and m.blocksize is not None:
@@ -429,7 +422,6 @@ def refuse_blocks(what: str, *matrices: object) -> None:
 def open_matrix(url: str | Path) -> StoredMatrix:
     """Open a stored matrix.
 
-    `url`: A path or an fsspec URL.
     Raises `MatrixError` if nothing is there, it is not a CSR matrix in AnnData's encoding, or it is unfinished.
 
     Examples

@@ -46,9 +46,7 @@ def _set_aside(folder: Path) -> Path:
 def not_removable(path: str, stuck: Path | None = None, why: str = "permission denied") -> InputError:
     """Return the error to raise if something cannot be removed or replaced.
 
-    `path`: A local path.
     `stuck`: what in it, or around it, does not let it go.
-    `why`: what the system says.
     """
     where = f" because of {stuck}" if stuck is not None and str(stuck) != path else ""
     return InputError(

@@ -53,7 +53,6 @@ def _are_installed(names: tuple[str, ...]) -> bool:
 def open_objects(url: str) -> Store:
     """Return the Zarr store of a URL that obstore opens.
 
-    `url`: of a scheme in `SERVICES`.
     Raises `ValueError` if no credentials are there, or the URL lacks a part; says what to set.
     """
     scheme, _, path = url.partition("://")
@@ -94,7 +93,6 @@ def get(store: Any, key: str) -> Any:
 def list_objects(store: Any) -> dict[str, dict[str, Any]]:
     """Return what the service tells of each object of a store, by key: its ETag, size and time.
 
-    `store`: from `open_objects`.
     Raises `OSError` if the service refuses, or cannot be reached.
     """
     import obstore

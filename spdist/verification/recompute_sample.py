@@ -65,10 +65,10 @@ def verify_by_recomputing(
 ) -> Verification:
     """Check that `c` is the product of `a` and `b` that `spec` describes.
 
-    `seed`: of the random sample of rows.
+    The method of the result is ``sampled``, `reason` states how many rows were recomputed, and `vectors` and
+    `smallest_error` are 0.
+
     `progress`: called with rows done and rows in all, of both checks together.
-    Returns of method ``sampled``; `reason` states how many rows were recomputed. Its `vectors` and `smallest_error` are
-    0.
     Raises `InputError` if A and B have no such product.
     Raises `CorruptError` if a Zarr chunk is missing, truncated or altered.
     """

@@ -26,7 +26,6 @@ def cache_folder() -> Path:
 def checked(matrix: StoredMatrix) -> StoredMatrix:
     """Return the matrix, known to be canonical; read and check one that spdist did not write, unless it passed before.
 
-    Returns its `is_known_canonical` is true.
     Raises `MatrixError` if offsets or columns are out of range, or rows are not sorted or have duplicates; names the
     row.
     Raises `CorruptError` if a Zarr chunk is missing or altered.

@@ -31,11 +31,7 @@ class Stream(Protocol):
 
 
 class Arrays:
-    """The three arrays of a matrix in compressed form.
-
-    `indptr, indices, data`: `data` may hold several values an entry (BSR).
-    `path`: the file, for messages.
-    """
+    """The three arrays of a matrix in compressed form."""
 
     def __init__(self, indptr: Stream, indices: Stream, data: Stream, path: str) -> None:
         self.indptr, self.indices, self.data, self.path = indptr, indices, data, path
@@ -130,18 +126,12 @@ def _joined(parts: list[CSR]) -> CSR:
 
 
 def import_by_rows(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
-    """Write a matrix that its file stores by rows.
-
-    `shape`: (nrows, ncols).
-    """
+    """Write a matrix that its file stores by rows."""
     job.write(_whole_rows(arrays.pieces(shape)), shape[1], arrays.data.dtype, arrays.nnz)
 
 
 def import_by_columns(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
-    """Sort a matrix that its file stores by columns into rows, and write it.
-
-    `shape`: (nrows, ncols).
-    """
+    """Sort a matrix that its file stores by columns into rows, and write it."""
 
     def batches() -> Iterator[Entries]:
         for first, block in arrays.pieces((shape[1], shape[0])):
@@ -154,11 +144,7 @@ def import_by_columns(job: Import, shape: tuple[int, int], arrays: Arrays) -> No
 def coordinate_batches(
     rows: Stream, columns: Stream, data: Stream, shape: tuple[int, int], path: str
 ) -> Iterator[Entries]:
-    """Yield the entries of a matrix that its file stores as coordinates; refuse one outside the shape.
-
-    `shape`: (nrows, ncols).
-    `path`: the file, for messages.
-    """
+    """Yield the entries of a matrix that its file stores as coordinates; refuse one outside the shape."""
     nnz = data.shape[0]
     if rows.shape != (nnz,) or columns.shape != (nnz,):
         raise MatrixError(f"{path}: {rows.shape} rows, {columns.shape} columns and {nnz:,} values do not fit together")

@@ -42,7 +42,6 @@ def import_dense(
 
     The caller has checked the shape, the dtype, and that one stored chunk fits into memory.
 
-    `shape`: (nrows, ncols).
     `dtype`: of the values; one that spdist stores.
     `read`: gets two slices with ends inside the shape. Each is asked for once, about a million elements at a time.
     `chunk`: rows and columns that are stored together, and decoded even if few of their elements are read.

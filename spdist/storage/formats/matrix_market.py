@@ -142,7 +142,7 @@ def read_header(file: Text, name: str) -> Header:
 
     `file`: at its start; afterwards at the first entry.
     `name`: what messages call the file.
-    Raises `MatrixError` Names the file and the line.
+    Raises `MatrixError`; names the file and the line.
 
     Examples
     --------
@@ -203,9 +203,7 @@ def read_entries(
     Zeros are kept in ``coordinate`` files and dropped from ``array`` files, as are values in files of patterns.
 
     `file`: after the header.
-    `text_bytes`: bytes of text to read at a time.
-    `reading`: gets what was found, once all is read.
-    Yields of one piece of text; rows and columns count from 0.
+    Rows and columns count from 0.
     Raises `MatrixError` if a word is no number, an index is out of range, or there are more or fewer entries than the
     header announces; names the file and the line.
     """
@@ -441,9 +439,7 @@ def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dty
     """Write the banner and the size line of a ``general coordinate`` file.
 
     `file`: at its start.
-    `shape`: (nrows, ncols).
     `nnz`: entries that `write_rows` will write.
-    `dtype`: of the values.
 
     Examples
     --------
@@ -457,11 +453,7 @@ def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dty
 
 
 def write_rows(file: BinaryIO, block: CSR, first_row: int, nrows: int) -> None:
-    """Write the entries of a row block so that its values read back exactly.
-
-    `first_row`: the matrix row of the block's first row.
-    `nrows`: rows of the matrix.
-    """
+    """Write the entries of a row block so that its values read back exactly."""
     import scipy.io
     import scipy.sparse as sp
 

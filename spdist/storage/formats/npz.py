@@ -150,9 +150,7 @@ class _Members:
 class NpyStream:
     """An array in a .npz file, read in order.
 
-    `file`: after its header.
     `header`: (shape, order, dtype).
-    `names`: the array and the archive, for messages.
     `kinds`: kinds of dtypes that it may have; `text` checks the dtype of `format` itself.
     """
 

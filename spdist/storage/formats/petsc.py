@@ -111,12 +111,7 @@ def _object_at(job: Import, at: int, index: np.dtype[Any]) -> str:
 
 
 class _Section:
-    """An array in the file, read in order.
-
-    `name`: for messages.
-    `start`: byte in the file.
-    `stored`: as in the file.
-    """
+    """An array in the file, read in order."""
 
     def __init__(self, job: Import, name: str, start: int, count: int, stored: np.dtype[Any]) -> None:
         self.file: BinaryIO = job.source.file

@@ -58,9 +58,7 @@ class Words:
 def pieces_of(text: TextFile, path: str, comment: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
     """Yield the rest of a text in pieces that end after a line, or after a word where a line is long.
 
-    `path`: for messages.
     `comment`: the character with which comments begin; a comment ends with its line and is in one piece.
-    `piece_bytes`: bytes to read at a time.
     """
     rest = b""
     while found := text.read(piece_bytes):

@@ -74,9 +74,8 @@ def check_axes(target: str, shape: tuple[int, int], encoding: str = "csr_matrix"
     """Refuse a matrix that would make the AnnData around its target unreadable: one that does not fit its place.
 
     `target`: where the matrix goes; a normalised path or URL. Temporary copies beside a target pass.
-    `shape`: (nrows, ncols): single rows and columns.
     `encoding`: how the matrix is stored.
-    Raises `InputError` States both shapes, and where a matrix of this shape belongs.
+    Raises `InputError`; states both shapes, and where a matrix of this shape belongs.
 
     Examples
     --------

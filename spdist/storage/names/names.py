@@ -43,7 +43,7 @@ class Names:
     def text(self) -> Iterator[bytes]:
         """Yield the text in pieces.
 
-        Raises `MatrixError` At the end, if there are more or fewer names than rows or columns.
+        Raises `MatrixError` at the end, if there are more or fewer names than rows or columns.
         """
         found = 0
         for piece in self.pieces():
@@ -115,7 +115,7 @@ def given_names(names: Iterable[Any] | None, label: str, count: int) -> Names | 
 
     `label`: what messages call them.
     `count`: rows or columns that the matrix has.
-    Raises `MatrixError` As `text_of`.
+    Raises `MatrixError` as `text_of`.
 
     Examples
     --------

@@ -15,11 +15,7 @@ from spdist.stores.registry import at
 
 
 def names_of(url: str, facts: dict[str, Any], shape: tuple[int, int]) -> AxisNames:
-    """Return the names of a stored matrix: those in the AnnData around it, else its own.
-
-    `facts`: its attribute ``spdist``.
-    `shape`: (nrows, ncols): single rows and columns.
-    """
+    """Return the names of a stored matrix: those in the AnnData around it, else its own."""
     if (frames := frames_around(url)) is not None:
         return frame_names(frames, shape)
     own = named_arrays(facts)

@@ -28,7 +28,7 @@ class ChecksumPlacedStore(WrapperStore[Store]):
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return what is at a key; refuse a Zarr chunk that is another's, or nobody's.
 
-        Raises `CorruptError` Names array and Zarr chunk.
+        Raises `CorruptError`; names array and Zarr chunk.
         """
         found = await super().get(key, prototype, byte_range)
         k = self.files.number(key)
@@ -40,7 +40,6 @@ class ChecksumPlacedStore(WrapperStore[Store]):
 def check_position(files: ChunkFiles, table: Table, k: int, end: bytes) -> None:
     """Compare the end of a Zarr chunk with the array's table.
 
-    `end`: its last four bytes.
     Raises `CorruptError` if another checksum belongs there; names array and Zarr chunk.
     """
     if len(end) < 4:

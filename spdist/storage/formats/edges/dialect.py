@@ -105,9 +105,6 @@ class Dialect:
 def dialect_of(lines: Sequence[bytes], ending: str, options: ReadOptions, path: str) -> Dialect:
     """Decide how a list of edges is written.
 
-    `lines`: the first lines of the file.
-    `ending`: of the file, as in ".csv".
-    `path`: for messages.
     Raises `MatrixError` if two separators fit, a column is not there, or columns are named without a header.
     """
     quotes = ending != ".abc" if options.quotes is None else options.quotes

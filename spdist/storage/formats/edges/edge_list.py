@@ -87,10 +87,7 @@ def _batches(path: Path) -> Iterator[Entries]:
 
 
 class EdgeText:
-    """The edges of a text, and the vertices that were met so far.
-
-    `reading`: gets what was found when all edges were read.
-    """
+    """The edges of a text, and the vertices that were met so far."""
 
     def __init__(self, source: Source, options: ReadOptions, reading: Reading) -> None:
         self.source, self.path, self.text = source, source.path, TextFile(source)

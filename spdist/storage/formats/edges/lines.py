@@ -61,11 +61,7 @@ class Lines:
 
 
 class LineReader:
-    """Reads lines one by one.
-
-    `path`: for messages.
-    `numbers`: whether vertices are numbers.
-    """
+    """Reads lines one by one."""
 
     def __init__(self, dialect: Dialect, path: str, *, numbers: bool, allow_nan: bool) -> None:
         self.dialect, self.path, self.numbers, self.allow_nan = dialect, path, numbers, allow_nan
@@ -73,7 +69,6 @@ class LineReader:
     def read(self, text: bytes, before: int) -> Lines:
         """Return the edges of whole lines.
 
-        `text`: each line with its end.
         `before`: lines before the first one.
         Raises `MatrixError` if a line is no edge; names it.
         """

@@ -113,7 +113,6 @@ def find_names(
 ) -> None:  # fmt: skip
     """Write the number of each word, -1 of one that is not known.
 
-    `text`: (n,) uint8.
     `begins, lengths`: (k,) int64.
     `keys`: (k,) uint64: hashes.
     `slots, letters`: the table.
@@ -137,7 +136,6 @@ def add_names(
 ) -> Any:  # fmt: skip
     """Write the numbers of some words, of new names from `count` on; return how many are known, and their letters' end.
 
-    `text`: (n,) uint8.
     `begins, lengths`: (k,) int64.
     `keys`: (k,) uint64: hashes.
     `words`: (l,) int64: which words, in order.

@@ -69,9 +69,6 @@ class Words:
 def words_of(text: bytes, dialect: Dialect, *, numbers: bool, allow_nan: bool = False) -> Words | None:
     r"""Find the words of whole lines; None if only Python can read one of them.
 
-    `text`: each line with its end.
-    `numbers`: whether vertices are numbers.
-
     Examples
     --------
     >>> words_of(b"7 12 0.5\n", Dialect(SPACE, False, (0, 1, 2), 3), numbers=True).keys

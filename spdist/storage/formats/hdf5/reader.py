@@ -197,7 +197,6 @@ def _reader(file: BinaryIO, job: Import, is_matlab5: bool) -> Iterator[_Reader]:
 class _Reader:
     """The process that reads a file.
 
-    `name`: file and matrix, for messages.
     `patience`: seconds to wait for an answer.
     """
 
