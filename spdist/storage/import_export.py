@@ -153,31 +153,35 @@ def import_matrix(
     kind.check(options, str(source))
     if kind.holds is None:
         check_file(path)
-    shown = "standard input" if path == STANDARD_INPUT else path
     facts: dict[str, Any] = {"provenance": {"command": "import", "source": str(source)}}
     staged = staged_matrix(target, overwrite=overwrite, steal=steal)
     lists = nullcontext() if labels is None else staged_file(labels, overwrite=overwrite, steal=steal)
     with lists as listed, staged as stage, _opened(path, kind, stage.scratch) as file:
-        with foreign(path):
-            size = max(file.seek(0, 2), 1)
-            file.seek(0)
+        opened = _source_of(file, path, inner, format)
         first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
-        reading = Reading(shown, kind.name)
-        opened = Source(shown, file, size, inner, ending_of(path, format))
-        report = progress or ignore_progress
+        reading, report = Reading(opened.path, kind.name), progress or ignore_progress
         kind.read(Import(opened, first, facts, report, bucket_bytes, options, reading, listed))
         if block_size is not None:
             numbers = open_matrix(first.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
             store_blocks(numbers, stage.url, wanted, facts, str(source))
     matrix = open_matrix(target)
-    _say_what_was_read(shown, facts["provenance"]["read"], matrix.shape, matrix.nnz)
+    _say_what_was_read(opened.path, facts["provenance"]["read"], matrix.shape, matrix.nnz)
     return matrix
 
 
 def _opened(path: str, kind: Format, scratch: Path) -> AbstractContextManager[BinaryIO]:
     """Return the open file; an empty one for a format that is a folder."""
     return nullcontext(cast(BinaryIO, io.BytesIO())) if kind.holds is not None else opened_source(path, scratch)
+
+
+def _source_of(file: BinaryIO, path: str, inner: str, format: str | None) -> Source:
+    """Return an open file as a source; `inner`: path of the matrix in it."""
+    with foreign(path):
+        size = max(file.seek(0, 2), 1)
+        file.seek(0)
+    shown = "standard input" if path == STANDARD_INPUT else path
+    return Source(shown, file, size, inner, ending_of(path, format))
 
 
 def _checked(source: Any) -> str:
@@ -218,14 +222,11 @@ def read_edges(
     kind.check(options, given)
     check_file(path)
     with opened_source(path) as file:
-        with foreign(path):
-            size = file.seek(0, 2)
-            file.seek(0)
-        if packing_of(path) or EDGE_MEMORY * size > most_bytes:
+        opened = _source_of(file, path, "", format)
+        if packing_of(path) or EDGE_MEMORY * opened.size > most_bytes:
             return None
-        shown = "standard input" if path == STANDARD_INPUT else path
-        reading = Reading(shown, kind.name)
-        text = EdgeText(Source(shown, file, max(size, 1), "", ending_of(path, format)), options, reading)
+        shown, reading = opened.path, Reading(opened.path, kind.name)
+        text = EdgeText(opened, options, reading)
         edges = np.concatenate([np.empty(0, EDGE), *text.edges()])
     names = text.listed.decode("utf-8", "surrogateescape").split("\n")[:-1]
     axis = names_in(text.listed, shown, len(names))
@@ -334,14 +335,6 @@ def _write_mtx(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None
         matrix_market.write_rows(file, block, start, matrix.nrows)
 
 
-def _write_abc(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None:
-    write_edges(file, matrix, _row_blocks(matrix, progress), quotes=False)
-
-
-def _write_tsv(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None:
-    write_edges(file, matrix, _row_blocks(matrix, progress), quotes=True)
-
-
 def _write_npz(matrix: StoredMatrix, out: BinaryIO, progress: Progress) -> None:
     """Write an archive; to standard output by way of a file, because its parts are written out of order."""
     if out.seekable():
@@ -382,8 +375,8 @@ _PACKERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Any]]] = {
 
 _WRITERS: dict[str, Callable[[StoredMatrix, BinaryIO, Progress], None]] = {
     "mtx": _write_mtx,
-    "abc": _write_abc,
-    "tsv": _write_tsv,
+    "abc": lambda matrix, file, progress: write_edges(file, matrix, _row_blocks(matrix, progress), quotes=False),
+    "tsv": lambda matrix, file, progress: write_edges(file, matrix, _row_blocks(matrix, progress), quotes=True),
     "npz": _write_npz,
 }
 """What writes a file, by the ending of its name."""

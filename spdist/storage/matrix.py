@@ -320,7 +320,19 @@ class StoredMatrix(Conversions, MatrixHeader):
 
         Raises `MatrixError`; names the row.
         """
-        _check_stored(self)
+        end = 0
+        for start, stop, offsets in self.row_blocks(4 * self.indices.chunk):
+            first, last = int(offsets[0]), int(offsets[-1])
+            if first != end or np.any(np.diff(offsets) < 0) or last > self.nnz:
+                raise MatrixError(
+                    f"{self.url}: indptr does not rise from 0 to the {self.nnz:,} entries there are, in rows "
+                    f"{start:,}-{stop:,}"
+                )
+            end = last
+            indices = self.read_indices(first, last)
+            check_canonical(CSR(offsets - first, indices, indices, (stop - start, self.ncols)), self.url, start)
+        if end != self.nnz:
+            raise MatrixError(f"{self.url}: indptr ends at {end:,}, but there are {self.nnz:,} entries")
 
     def fingerprint(self) -> str:
         """Return a digest of the content, and raise if a Zarr chunk is missing or not the one that was written.
@@ -388,21 +400,6 @@ def _gather(
         wanted += np.arange(len(wanted))  # positions of the wanted elements in the elements that are read
         for array, out in pairs:
             np.take(array.read(first, last).astype(out.dtype, copy=False), wanted, out=out[part], mode="clip")
-
-
-def _check_stored(m: StoredMatrix) -> None:
-    end = 0
-    for start, stop, offsets in m.row_blocks(4 * m.indices.chunk):
-        first, last = int(offsets[0]), int(offsets[-1])
-        if first != end or np.any(np.diff(offsets) < 0) or last > m.nnz:
-            raise MatrixError(
-                f"{m.url}: indptr does not rise from 0 to the {m.nnz:,} entries there are, in rows {start:,}-{stop:,}"
-            )
-        end = last
-        indices = m.read_indices(first, last)
-        check_canonical(CSR(offsets - first, indices, indices, (stop - start, m.ncols)), m.url, start)
-    if end != m.nnz:
-        raise MatrixError(f"{m.url}: indptr ends at {end:,}, but there are {m.nnz:,} entries")
 
 
 def refuse_blocks(what: str, *matrices: object) -> None:

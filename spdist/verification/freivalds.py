@@ -71,30 +71,11 @@ def verify(
     does not find a value that is wrong by less than `Verification.smallest_error`, nor a missing or additional entry
     with a value below that (zero, for instance).
 
-    Parameters
-    ----------
-    a, b, c : StoredMatrix
-    vectors : int
-        Random vectors. One finds any single error above the bound. Several errors in one row may cancel: with a
-        probability near 0 for floats; for integers, of at most one half for each vector after the first.
-    seed : int
-        Of the random vectors.
-    threads : int, optional
-        By default the CPUs that this process may use.
-    progress : callable, optional
-        Called with the entries done, and all entries.
-
-    Returns
-    -------
-    Verification
-        Also for a wrong C, which raises nothing.
-
-    Raises
-    ------
-    InputError
-        If A and B do not fit, are not canonical, or `vectors` or `threads` is below 1.
-    CorruptError
-        If a Zarr chunk of any of the three is missing or altered.
+    `vectors`: one finds any single error above the bound. Several errors in one row may cancel: with a probability near
+    0 for floats; for integers, of at most one half for each vector after the first.
+    A wrong C raises nothing.
+    Raises `InputError` if A and B do not fit, are not canonical, or `vectors` or `threads` is below 1.
+    Raises `CorruptError` if a Zarr chunk of any of the three is missing or altered.
 
     References
     ----------

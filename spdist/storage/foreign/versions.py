@@ -63,13 +63,7 @@ def note(matrix: StoredMatrix) -> None:
 
 
 def check() -> None:
-    """Raise if a matrix that the call reads is no longer what it was.
-
-    Raises
-    ------
-    CorruptError
-        Names the matrix and the first Zarr chunk that was rewritten.
-    """
+    """Raise `CorruptError` if a matrix that the call reads is no longer what it was; name its first new Zarr chunk."""
     watch = _current.get()
     if watch is None:
         return

@@ -125,13 +125,11 @@ def _joined(parts: list[CSR]) -> CSR:
     return CSR(np.array([0, len(entries.columns)]), entries.columns, entries.values, parts[0].shape)
 
 
-def import_by_rows(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
-    """Write a matrix that its file stores by rows."""
-    job.write(_whole_rows(arrays.pieces(shape)), shape[1], arrays.data.dtype, arrays.nnz)
-
-
-def import_by_columns(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
-    """Sort a matrix that its file stores by columns into rows, and write it."""
+def import_compressed(job: Import, shape: tuple[int, int], arrays: Arrays, *, by_columns: bool = False) -> None:
+    """Write a matrix that its file stores by rows or by columns; columns are sorted into rows."""
+    if not by_columns:
+        job.write(_whole_rows(arrays.pieces(shape)), shape[1], arrays.data.dtype, arrays.nnz)
+        return
 
     def batches() -> Iterator[Entries]:
         for first, block in arrays.pieces((shape[1], shape[0])):
@@ -141,10 +139,17 @@ def import_by_columns(job: Import, shape: tuple[int, int], arrays: Arrays) -> No
     job.sort(batches(), shape, arrays.data.dtype, arrays.nnz)
 
 
-def coordinate_batches(
+def import_coordinates(
+    job: Import, shape: tuple[int, int], rows: Stream, columns: Stream, data: Stream, path: str
+) -> None:
+    """Sort the entries of a matrix that its file stores as coordinates, and write it."""
+    job.sort(_coordinate_batches(rows, columns, data, shape, path), shape, data.dtype, data.shape[0])
+
+
+def _coordinate_batches(
     rows: Stream, columns: Stream, data: Stream, shape: tuple[int, int], path: str
 ) -> Iterator[Entries]:
-    """Yield the entries of a matrix that its file stores as coordinates; refuse one outside the shape."""
+    """Yield entries; refuse one outside the shape."""
     nnz = data.shape[0]
     if rows.shape != (nnz,) or columns.shape != (nnz,):
         raise MatrixError(f"{path}: {rows.shape} rows, {columns.shape} columns and {nnz:,} values do not fit together")

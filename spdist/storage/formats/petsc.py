@@ -15,7 +15,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.foundation.units import counted
 from spdist.matrices.dtypes import ValueArray
 from spdist.storage.external_sort import Entries
-from spdist.storage.formats.compressed_rows import ENTRIES, Arrays, import_by_rows
+from spdist.storage.formats.compressed_rows import ENTRIES, Arrays, import_compressed
 from spdist.storage.formats.source import Import, foreign
 
 MATRIX = 1211216
@@ -59,7 +59,7 @@ def import_petsc(job: Import) -> None:
         _Section(job, "values", values_at, nnz, dtype),
         job.path,
     )
-    import_by_rows(job, shape, arrays)
+    import_compressed(job, shape, arrays)
 
 
 def _import_dense(job: Import, shape: tuple[int, int], start: int, index: np.dtype[Any]) -> None:

@@ -22,7 +22,7 @@ from spdist.storage.checksums import ChunkFiles
 from spdist.storage.chunked_array import CHUNK_BYTES, ChunkedArray, from_zarr
 from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.foreign.parents import members_of
-from spdist.storage.formats.compressed_rows import Arrays, coordinate_batches, import_by_columns, import_by_rows
+from spdist.storage.formats.compressed_rows import Arrays, import_compressed, import_coordinates
 from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.source import Import, check_numbers, foreign
 from spdist.storage.names.of_matrix import names_of
@@ -184,7 +184,7 @@ def _import_compressed(job: Import, url: str, kind: str) -> None:
     named = replace(job, names=names_of(url, groups.facts_of(attributes), shape))
     job.reading.found.append(kind)
     arrays = Arrays(found["indptr"], found["indices"], found["data"], url)
-    (import_by_rows if kind == "csr_matrix" else import_by_columns)(named, shape, arrays)
+    import_compressed(named, shape, arrays, by_columns=kind == "csc_matrix")
 
 
 def _numbers(value: object) -> list[Any]:
@@ -224,10 +224,9 @@ def _import_binsparse(job: Import, url: str, given: object) -> None:
     if first == "indices_0":
         rising = _RisingStream(pointers, f"{url}: Binsparse {name} is sorted by {axis}, and this is not")
         rows, columns = (rising, indices) if axis == "rows" else (indices, rising)
-        job.sort(coordinate_batches(rows, columns, values, shape, url), shape, values.dtype, indices.shape[0])
+        import_coordinates(job, shape, rows, columns, values, url)
         return
-    arrays = Arrays(pointers, indices, values, url)
-    (import_by_rows if axis == "rows" else import_by_columns)(job, shape, arrays)
+    import_compressed(job, shape, Arrays(pointers, indices, values, url), by_columns=axis == "columns")
 
 
 def _descriptor(url: str, given: object) -> dict[str, Any]:

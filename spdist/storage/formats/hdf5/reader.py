@@ -24,7 +24,7 @@ import numpy as np
 from spdist.errors import InputError, MatrixError, install, one_line
 from spdist.matrices.dtypes import ValueArray
 from spdist.shown import without_keys
-from spdist.storage.formats.compressed_rows import Arrays, coordinate_batches, import_by_columns, import_by_rows
+from spdist.storage.formats.compressed_rows import Arrays, import_compressed, import_coordinates
 from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.hdf5.description import TENX, Settings
 from spdist.storage.formats.source import Import, check_numbers, foreign
@@ -123,11 +123,10 @@ def _write(
         chunk = (values.chunk[0], values.chunk[1])
         import_dense(job, shape, values.dtype, values.rectangle, chunk, found["by_columns"])
     elif kind == "coordinates":
-        rows, columns, data = (streams[each] for each in ("rows", "columns", "data"))
-        job.sort(coordinate_batches(rows, columns, data, shape, name), shape, data.dtype, data.shape[0])
+        import_coordinates(job, shape, streams["rows"], streams["columns"], streams["data"], name)
     else:
         arrays = Arrays(streams["indptr"], streams["indices"], streams["data"], name)
-        (import_by_rows if kind == "rows" else import_by_columns)(job, shape, arrays)
+        import_compressed(job, shape, arrays, by_columns=kind == "columns")
 
 
 def _check_orient(job: Import, format: str) -> None:
