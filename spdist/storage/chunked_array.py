@@ -219,10 +219,7 @@ class ChunkedArray:
         return self.files.checksums(first, last)
 
     def expected(self) -> Table:
-        """Return the array's table of checksums.
-
-        Raises `CorruptError` if the table is missing or damaged.
-        """
+        """Return the array's table of checksums; raise CorruptError if the table is missing or damaged."""
         return read_table(self.url, self.name, self.table, self.nchunks)
 
     def check_positions(self, first: int = 0, last: int | None = None) -> Table:

@@ -68,10 +68,7 @@ def open_objects(url: str) -> Store:
 
 
 def put(store: Any, key: str, content: Any) -> None:
-    """Write an object in one request.
-
-    Raises `OSError` if the service refuses, or cannot be reached.
-    """
+    """Write an object in one request; raise OSError if the service refuses, or cannot be reached."""
     import obstore
 
     with _in_a_line():

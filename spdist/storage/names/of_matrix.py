@@ -38,10 +38,7 @@ def named_arrays(facts: dict[str, Any]) -> list[str]:
 
 
 def open_names(url: str, name: str, facts: dict[str, Any]) -> ChunkedArray:
-    """Return an array of names of a matrix.
-
-    Raises `MatrixError` if its metadata cannot be read.
-    """
+    """Return an array of names of a matrix; raise MatrixError if its metadata cannot be read."""
     digest = groups.table_digest({"spdist": facts}, name)
     with groups.clear_zarr_errors(url, name):
         document = json.loads(at(url).read(f"{name}/zarr.json"))

@@ -9,21 +9,8 @@ from dataclasses import dataclass
 from spdist.errors import MatrixError, one_line
 from spdist.foundation.units import counted
 from spdist.matrices.dtypes import Int64Array
+from spdist.storage.formats.edges import doubts
 from spdist.storage.formats.edges.dialect import Dialect, is_comment
-from spdist.storage.formats.edges.doubts import (
-    COMMA_MARK,
-    COMMENT,
-    LATE_COMMENT,
-    PADDED,
-    POINT_MARK,
-    SPACED,
-    SPACED_NAME,
-    TABBED,
-    UNWEIGHTED,
-    WEIGHTED,
-    no_doubts,
-    note,
-)
 from spdist.storage.formats.edges.fields import (
     COMMA,
     SEMICOLON,
@@ -72,12 +59,12 @@ class LineReader:
         `before`: lines before the first one.
         Raises `MatrixError` if a line is no edge; names it.
         """
-        out = Lines([], [], no_doubts())
+        out = Lines([], [], doubts.no_doubts())
         for line, record in self._records(text, before, out):
             if is_comment(record):
-                note(out.doubts, COMMENT, line)
+                doubts.note(out.doubts, doubts.COMMENT, line)
                 if out.weights:
-                    note(out.doubts, LATE_COMMENT, line)
+                    doubts.note(out.doubts, doubts.LATE_COMMENT, line)
             elif record.strip():
                 self._add(record, line, before, out)
         return out
@@ -128,19 +115,19 @@ class LineReader:
         weight = self._weight(fields[dialect.columns[2]], number) if weighted else 1.0
         out.words += ends
         out.weights.append(weight)
-        note(out.doubts, WEIGHTED if weighted else UNWEIGHTED, line)
+        doubts.note(out.doubts, doubts.WEIGHTED if weighted else doubts.UNWEIGHTED, line)
         if dialect.separator == TAB_OR_SPACE:
-            note(out.doubts, SPACED if separator == SPACE else TABBED, line)
+            doubts.note(out.doubts, doubts.SPACED if separator == SPACE else doubts.TABBED, line)
         if not self.numbers:
             may_have_spaces = dialect.separator == TAB_OR_SPACE and separator == TAB
-            if may_have_spaces and not out.doubts[SPACED_NAME, 0] and any(map(BLANK.search, ends)):
-                note(out.doubts, SPACED_NAME, line)
+            if may_have_spaces and not out.doubts[doubts.SPACED_NAME, 0] and any(map(BLANK.search, ends)):
+                doubts.note(out.doubts, doubts.SPACED_NAME, line)
             if separator != SPACE and self._is_padded(record, separator):
-                note(out.doubts, PADDED, line)
+                doubts.note(out.doubts, doubts.PADDED, line)
         if weighted and dialect.decimal_comma:
             mark = fields[dialect.columns[2]]
             if b"," in mark or b"." in mark:
-                note(out.doubts, COMMA_MARK if b"," in mark else POINT_MARK, line)
+                doubts.note(out.doubts, doubts.COMMA_MARK if b"," in mark else doubts.POINT_MARK, line)
 
     def _check_vertex(self, field: bytes, line: int) -> None:
         """Refuse a vertex that has no name, or is no number where vertices are numbers."""
