@@ -46,7 +46,7 @@ from spdist.storage.formats.edges.edge_output import write_edges
 from spdist.storage.formats.opening import STANDARD_INPUT, check_file, opened_source
 from spdist.storage.formats.reading import Reading, ReadKeywords, ReadOptions
 from spdist.storage.formats.registry import Format, ending_of, format_of
-from spdist.storage.formats.source import Import, Source, foreign
+from spdist.storage.formats.source import Import, Source
 from spdist.storage.formats.text import packing_of
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.names import AxisNames, names_in
@@ -157,7 +157,7 @@ def import_matrix(
     staged = staged_matrix(target, overwrite=overwrite, steal=steal)
     lists = nullcontext() if labels is None else staged_file(labels, overwrite=overwrite, steal=steal)
     with lists as listed, staged as stage, _opened(path, kind, stage.scratch) as file:
-        opened = _source_of(file, path, inner, format)
+        opened = Source.measured(file, _shown(path), inner, ending_of(path, format))
         first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
         reading, report = Reading(opened.path, kind.name), progress or ignore_progress
         kind.read(Import(opened, first, facts, report, bucket_bytes, options, reading, listed))
@@ -175,13 +175,8 @@ def _opened(path: str, kind: Format, scratch: Path) -> AbstractContextManager[Bi
     return nullcontext(cast(BinaryIO, io.BytesIO())) if kind.holds is not None else opened_source(path, scratch)
 
 
-def _source_of(file: BinaryIO, path: str, inner: str, format: str | None) -> Source:
-    """Return an open file as a source; `inner`: path of the matrix in it."""
-    with foreign(path):
-        size = max(file.seek(0, 2), 1)
-        file.seek(0)
-    shown = "standard input" if path == STANDARD_INPUT else path
-    return Source(shown, file, size, inner, ending_of(path, format))
+def _shown(path: str) -> str:
+    return "standard input" if path == STANDARD_INPUT else path
 
 
 def _checked(source: Any) -> str:
@@ -222,7 +217,7 @@ def read_edges(
     kind.check(options, given)
     check_file(path)
     with opened_source(path) as file:
-        opened = _source_of(file, path, "", format)
+        opened = Source.measured(file, _shown(path), "", ending_of(path, format))
         if packing_of(path) or EDGE_MEMORY * opened.size > most_bytes:
             return None
         shown, reading = opened.path, Reading(opened.path, kind.name)

@@ -79,6 +79,14 @@ class Source:
     inner: str = ""  # path of the matrix inside the file, after ``::``; empty if none was given
     ending: str = ""  # what says its format, as in ".csv": the ending of its name, or the caller
 
+    @classmethod
+    def measured(cls, file: BinaryIO, path: str, inner: str = "", ending: str = "") -> Source:
+        """Return an open file as a source, at its start and with its size."""
+        with foreign(path):
+            size = max(file.seek(0, 2), 1)
+            file.seek(0)
+        return cls(path, file, size, inner, ending)
+
     @property
     def inflated(self) -> int:
         """Bytes to which the file may inflate."""

@@ -54,9 +54,7 @@ def import_folder(job: Import) -> None:
             )
     by_cells = job.options.orient != "genes-by-cells"
     with opened_source(paths["matrix"]) as file:
-        size = max(file.seek(0, 2), 1)
-        file.seek(0)
-        of_matrix = replace(job, source=Source(paths["matrix"], file, size, ""))
+        of_matrix = replace(job, source=Source.measured(file, paths["matrix"]))
         header, entries = begin_reading(of_matrix)
         features = _NameFile(paths["features"], _symbol, header.shape[0])
         barcodes = _NameFile(paths["barcodes"], _first, header.shape[1])
@@ -145,12 +143,8 @@ class _NameFile:
     def _lines(self) -> Iterator[list[bytes]]:
         """Yield the fields of each line that is not empty."""
         with opened_source(self.path) as file:
-            size = max(file.seek(0, 2), 1)
-            file.seek(0)
-            text = TextFile(Source(self.path, file, size, ""))
-            number = 0
-            while raw := text.readline(LINE_BYTES):
-                number += 1
+            text = TextFile(Source.measured(file, self.path))
+            for number, raw in enumerate(iter(lambda: text.readline(LINE_BYTES), b""), 1):
                 if len(raw) == LINE_BYTES:
                     raise MatrixError(f"{self.path}, line {number:,}: longer than {LINE_BYTES:,} bytes; it is no name")
                 if raw.strip():
