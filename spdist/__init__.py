@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from spdist.matrices import hooks
+from spdist.matrices import late_bindings
 
 if TYPE_CHECKING:
     from spdist.api.chain import multi_matmul
@@ -104,11 +104,11 @@ _HOME = {
     "workers": "spdist.scheduler.execution.clients.cluster",
 }
 
-hooks.register("save_vbr", "spdist.storage.vbr")
+late_bindings.register("save_vbr", "spdist.storage.vbr")
 for _name in ("to_scipy", "select", "multiply", "multiply_transposed"):
-    hooks.register(_name, "spdist.interop.rows")
-hooks.register("to_dask", "spdist.interop.dask_arrays")
-hooks.register("compiled_scan", "spdist.kernels.cpu.pattern_scan")
+    late_bindings.register(_name, "spdist.interop.rows")
+late_bindings.register("to_dask", "spdist.interop.dask_arrays")
+late_bindings.register("compiled_scan", "spdist.kernels.cpu.pattern_scan")
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 

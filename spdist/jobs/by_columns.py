@@ -107,7 +107,7 @@ def _place_of_transpose(held: TargetLock, *, resume: bool, overwrite: bool) -> t
     own, other = (f"{place}.spdist-columns" for place in (target, replacement_path(target)))
     replaces = at(other).exists() if resume else overwrite and at(target).exists()
     if resume:
-        held.adopt(other if replaces else own)
+        held.keep(other if replaces else own)
     remove_remains(target)
     return (other if replaces else own), replaces
 

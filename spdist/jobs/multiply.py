@@ -19,7 +19,7 @@ from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.foreign import versions
-from spdist.storage.foreign.parents import tell_parents
+from spdist.storage.foreign.parents import refresh_parent_metadata
 from spdist.storage.names.anndata_frames import check_axes
 from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.stores.registry import normalise
@@ -94,5 +94,5 @@ def _multiply(
     (nrows, _), (_, ncols) = shapes
     check_axes(request.target, (nrows, ncols), "csr_matrix" if a.blocksize is None else "bsr_matrix")
     report = multiply_by_columns(request) if by_columns else multiply_by_rows(request, begin)
-    tell_parents(request.target)
+    refresh_parent_metadata(request.target)
     return replace(report, seconds=time.perf_counter() - begin) if by_columns and report.blocks else report

@@ -68,7 +68,7 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
     parts = max(1, min(scan.parts, a.nnz // scan.part_entries)) if request.grid is None else 1
     b_lengths = row_lengths(b)
     check_end_offsets(a)
-    if not b.ours:
+    if not b.is_known_canonical:
         b.check()
     limits = row_limits(request.spec, a, b, b_lengths)
     if request.in_process:
@@ -184,7 +184,7 @@ class PlanSearch:
     def __init__(self, scan: RowScan) -> None:
         self.scan = scan
         self._counted: dict[int, int] = {}
-        self._checked = scan.a.ours  # no scan has to look again whether the rows of A are sorted
+        self._checked = scan.a.is_known_canonical  # no scan has to look again whether the rows of A are sorted
 
     def best(self, memory: WorkerMemory) -> Plan:
         """Return the plan of least predicted time for one worker of this memory.
