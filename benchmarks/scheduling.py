@@ -83,7 +83,7 @@ def plan_of(blocks: int) -> Plan:
     operand = Operand((blocks, 8), blocks * ENTRIES, 8, 1 << 16)
     cut = tuple(Block(i, i + 1, False, ENTRIES, ENTRIES, ENTRIES, 64, 0, 64) for i in range(blocks))
     return Plan(
-        operand, replace(operand, shape=(8, 8)), operand, "empty", 1 << 25, 0, PAIRS, True, 1 << 12,
+        operand, replace(operand, shape=(8, 8)), operand, "scipy", 1 << 25, 0, PAIRS, True, 1 << 12,
         (0, 8), (0, 8), cut, blocks * ENTRIES,
     )  # fmt: skip
 

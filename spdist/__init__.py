@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spdist.inmemory.spgemm import spgemm
     from spdist.interop.dask_arrays import from_dask, to_dask
     from spdist.jobs.report import Callbacks, Report
+    from spdist.kernels.engine import engine_names
     from spdist.kernels.product_spec import Epilogue
     from spdist.kernels.semirings import Semiring
     from spdist.matrices import vbr
@@ -84,6 +85,7 @@ _HOME = {
         "spdist.errors",
     ),
     "BSR": "spdist.matrices.bsr",
+    "engine_names": "spdist.kernels.engine",
     "Epilogue": "spdist.kernels.product_spec",
     "multi_matmul": "spdist.api.chain",
     "Semiring": "spdist.kernels.semirings",
@@ -137,6 +139,7 @@ __all__ = [
     "conjugate_gradient",
     "cooccurrence",
     "ehyb",
+    "engine_names",
     "ewise_add",
     "ewise_mult",
     "export_matrix",

@@ -42,14 +42,14 @@ def maker_of(thing: object) -> str:
     >>> maker_of([[1, 2]]), maker_of("A.zarr")
     ('scipy.sparse.csr_array(x)', '')
     """
-    maker = _maker_of_class(type(thing))
+    maker = _maker_of_bases(type(thing).__mro__)
     return SPARSE_FRAME if maker == DATA_FRAME and _is_sparse(thing) else maker
 
 
 @functools.lru_cache(maxsize=64)
-def _maker_of_class(kind: type) -> str:
-    bases = ((base.__module__.partition(".")[0], base.__name__) for base in kind.__mro__)
-    return next((MAKERS[base] for base in bases if base in MAKERS), "")
+def _maker_of_bases(bases: tuple[type, ...]) -> str:
+    names = ((base.__module__.partition(".")[0], base.__name__) for base in bases)
+    return next((MAKERS[name] for name in names if name in MAKERS), "")
 
 
 def _is_sparse(frame: Any) -> bool:

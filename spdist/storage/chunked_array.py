@@ -14,7 +14,9 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from warnings import catch_warnings, simplefilter
@@ -297,6 +299,20 @@ def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
         raise OSError(int(number[1]), os.strerror(int(number[1])), url) from error
 
 
+@contextmanager
+def _codec_pipeline(pipeline: str) -> Iterator[None]:
+    """Have Zarr open arrays with a codec pipeline; one thread at a time, as settings and filters are the process's."""
+    import zarr
+
+    with _PROCESS_SETTINGS, zarr.config.set({"codec_pipeline.path": pipeline}), catch_warnings():
+        simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
+        yield
+
+
+_PROCESS_SETTINGS = threading.Lock()
+"""Held while Zarr's settings are changed: two threads that leave in another order would keep each other's value."""
+
+
 @functools.lru_cache(maxsize=64)
 def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zarr.Array[Any]:
     """Return a Zarr array with the given `metadata`, whatever the store holds; cached in the process."""
@@ -306,8 +322,7 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
 
     document, location = json.loads(metadata), at(url)
     pipeline = location.codec_pipeline if fast and document["zarr_format"] == 3 else ZARR_PIPELINE
-    with zarr.config.set({"codec_pipeline.path": pipeline}), catch_warnings():
-        simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
+    with _codec_pipeline(pipeline):
         return zarr.Array(
             AsyncArray(metadata=document, store_path=StorePath(location.zarr_store(), name), config=_CONFIG)
         )
@@ -326,7 +341,7 @@ def _open_for_reading(array: ChunkedArray) -> zarr.Array[Any]:
     from spdist.storage.targets.chunk_positions import ChecksumPlacedStore
 
     store = ChecksumPlacedStore(array.location.zarr_store(), array.files, array.expected())
-    with zarr.config.set({"codec_pipeline.path": ZARR_PIPELINE}):
+    with _codec_pipeline(ZARR_PIPELINE):
         return zarr.Array(AsyncArray(metadata=opened.metadata, store_path=StorePath(store, array.name), config=_CONFIG))
 
 
