@@ -21,16 +21,16 @@ from distributed import Worker, WorkerPlugin
 
 import spdist
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.clients.cluster import connect
 from spdist.scheduler.execution.driver import ProductDriver
 from spdist.scheduler.execution.journal import Journal, WrittenChunks
-from spdist.scheduler.execution.plugins import installed, peak_memory
 from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, JobSpec
 from spdist.scheduler.execution.stages import CommitTarget
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.execution.worker_process import resident_memory
+from spdist.scheduler.executors.clients.cluster import connect
 from spdist.scheduler.executors.dask import DaskExecutor
+from spdist.scheduler.executors.plugins import installed, peak_memory
 from spdist.scheduler.planner.plan import Block, Operand, Plan
 from spdist.storage.checksums import Checksums
 from spdist.storage.groups import begin

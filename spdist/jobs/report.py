@@ -17,7 +17,7 @@ from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner.plan import Plan
 
 if TYPE_CHECKING:  # loads Dask
-    from spdist.scheduler.execution.supervision.supervisor import Supervisor
+    from spdist.scheduler.executors.supervision.supervisor import Supervisor
 
 Timings = list[dict[str, Any]]
 """Seconds and bytes of stages of blocks, each a JSON object."""

@@ -279,7 +279,7 @@ def main(folder: Path, small: list[str], real: list[str]) -> Any:
     import zarrs  # noqa: F401
 
     from spdist.cli import main as cli
-    from spdist.scheduler.execution.clients.local_cluster import started
+    from spdist.scheduler.executors.clients.local_cluster import started
 
     with redirect_stdout(io.StringIO()):
         assert not cli(small), small

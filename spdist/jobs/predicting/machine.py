@@ -22,7 +22,7 @@ from spdist.foundation.cpus import count_cpus
 from spdist.foundation.display import Displayed, Part, Table
 from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.report import Report
-from spdist.jobs.starting.alone import is_short
+from spdist.jobs.starting.this_process import is_short
 from spdist.scheduler.planner.plan import GPU_RATES, Plan, Rates
 from spdist.storage.foreign.checked import cache_folder
 

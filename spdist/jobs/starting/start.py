@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
-from spdist.jobs.starting.alone import plan_for_this_process, plan_if_short
 from spdist.jobs.starting.ready import Ready
+from spdist.jobs.starting.this_process import plan_for_this_process, plan_if_short
 from spdist.options import ExecutionOptions
 from spdist.scheduler.executors.threads import ThreadExecutor
 

@@ -21,12 +21,12 @@ from spdist.jobs.starting.ready import Ready
 from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.execution.clients.cluster import connect
-from spdist.scheduler.execution.clients.members import least_threads, remote_readers, shared_name
 from spdist.scheduler.execution.operands.resident import SHARING
-from spdist.scheduler.execution.plugins import prefetch
-from spdist.scheduler.execution.supervision.supervisor import Supervisor, supervised
+from spdist.scheduler.executors.clients.cluster import connect
+from spdist.scheduler.executors.clients.members import least_threads, remote_readers, shared_name
 from spdist.scheduler.executors.dask import DaskExecutor
+from spdist.scheduler.executors.plugins import prefetch
+from spdist.scheduler.executors.supervision.supervisor import Supervisor, supervised
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest

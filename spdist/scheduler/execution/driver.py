@@ -286,7 +286,7 @@ def announced_run(
     if executor.link:
         callbacks.started(executor.link)
     start = run_start(plan, draft, title, row, callbacks.expects(plan))
-    with announced(executor.client, executor.name, start, callbacks.heard) as announcer:
+    with announced(executor, start, callbacks.heard) as announcer:
         yield callbacks.also(announcer.progress), announcer
 
 

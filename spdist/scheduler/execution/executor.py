@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from spdist.scheduler.dashboard.messages import Message
 from spdist.scheduler.execution.records import JobSpec, StageTotal
 from spdist.scheduler.execution.telemetry import TimingRecord
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.chunked_array import ChunkedArray
-
-if TYPE_CHECKING:  # threads of this process need no Dask
-    from distributed import Client
 
 Handle = Hashable
 """A stage that was submitted."""
@@ -36,13 +34,15 @@ class Executor(Protocol):
     name: str
 
     @property
-    def client(self) -> Client | None:
-        """Takes the messages of the run to a scheduler; None if there is none."""
-        ...
-
-    @property
     def link(self) -> str:
         """Address of Dask's dashboard; empty if there is none."""
+        ...
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Send messages of the run to its scheduler, if there is one; a failure never stops the run.
+
+        Returns at once for progress alone; the scheduler has the start or the end of a run when this returns.
+        """
         ...
 
     def running(

@@ -18,18 +18,19 @@ from distributed import Client, Future, Reschedule, as_completed, get_worker
 
 from spdist.errors import SpdistError
 from spdist.foundation import phases
-from spdist.scheduler.dashboard.messages import TIMINGS
-from spdist.scheduler.execution.clients.members import dashboard_link, fetch, shared_name, with_gpu, workers_of
+from spdist.scheduler.dashboard.messages import TIMINGS, Message
 from spdist.scheduler.execution.executor import Costs
 from spdist.scheduler.execution.journal import is_seen
-from spdist.scheduler.execution.plugins import compilations, installed, peak_memory
 from spdist.scheduler.execution.records import BlockTask, JobSpec
 from spdist.scheduler.execution.stages import STAGES, stage_failure
-from spdist.scheduler.execution.supervision.calls import addresses, is_connected, lost_scheduler
-from spdist.scheduler.execution.supervision.late_workers import STAYING_OUT
-from spdist.scheduler.execution.supervision.silence import wait_until_known
 from spdist.scheduler.execution.telemetry import TimingRecord, TimingSubscriber
 from spdist.scheduler.execution.worker import CONTEXTS, stage_totals, unpublished_timings
+from spdist.scheduler.executors.clients.members import dashboard_link, fetch, shared_name, with_gpu, workers_of
+from spdist.scheduler.executors.clients.publishing import publish
+from spdist.scheduler.executors.plugins import compilations, installed, peak_memory
+from spdist.scheduler.executors.supervision.calls import addresses, is_connected, lost_scheduler
+from spdist.scheduler.executors.supervision.late_workers import STAYING_OUT
+from spdist.scheduler.executors.supervision.silence import wait_until_known
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.chunked_array import ChunkedArray
 
@@ -59,6 +60,10 @@ class DaskExecutor:
         self._pieces = 1
         self._completed = as_completed(loop=client.loop)
         self._fetched: set[Any] = set()  # keys of tasks whose results are fetched
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Send messages of the run to the scheduler; one of progress alone without waiting."""
+        publish(self.client, messages)
 
     @contextmanager
     def running(

@@ -15,6 +15,7 @@ from typing import Any
 
 from spdist.errors import SpdistError
 from spdist.foundation import phases
+from spdist.scheduler.dashboard.messages import Message
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.executor import Costs
 from spdist.scheduler.execution.records import BlockCounts, BlockOperands, JobSpec
@@ -63,7 +64,7 @@ class ThreadExecutor:
     It holds blocks that are read ahead, one that is made and one that is written: no more than the plan has in flight.
     """
 
-    client, link = None, ""
+    link = ""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,6 +73,9 @@ class ThreadExecutor:
         self._writing: deque[Future[None]] = deque()  # those that the writer has
         self._done: deque[StageCall] = deque()
         self._was_cut = False  # whether rows of the last block remain
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Do nothing: there is no scheduler."""
 
     @contextmanager
     def running(

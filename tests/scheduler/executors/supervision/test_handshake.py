@@ -13,16 +13,16 @@ import spdist
 from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.scheduler.execution import driver
-from spdist.scheduler.execution.clients.cluster import connect
-from spdist.scheduler.execution.supervision import probe
-from spdist.scheduler.execution.supervision.handshake import (
+from spdist.scheduler.executors.clients.cluster import connect
+from spdist.scheduler.executors.supervision import probe
+from spdist.scheduler.executors.supervision.handshake import (
     Handshake,
     Question,
     installation_problem,
     look,
     memory_problem,
 )
-from spdist.scheduler.execution.supervision.nonce import NonceFolder
+from spdist.scheduler.executors.supervision.nonce import NonceFolder
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.support.worker_processes import NO_SPDIST, OTHER_FOLDER, ROOT, other_source, worker_process

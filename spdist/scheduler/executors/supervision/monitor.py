@@ -19,10 +19,10 @@ from distributed.scheduler import heartbeat_interval
 
 from spdist.foundation.units import counted
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
-from spdist.scheduler.execution.supervision.calls import LOST, is_connected, remove_worker
-from spdist.scheduler.execution.supervision.silence import SignsOfLife
-from spdist.scheduler.execution.supervision.streams import Fetches, repair_streams
 from spdist.scheduler.execution.telemetry import InFlight
+from spdist.scheduler.executors.supervision.calls import LOST, is_connected, remove_worker
+from spdist.scheduler.executors.supervision.silence import SignsOfLife
+from spdist.scheduler.executors.supervision.streams import Fetches, repair_streams
 
 logger = logging.getLogger("spdist")
 

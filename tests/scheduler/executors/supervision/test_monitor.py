@@ -14,9 +14,9 @@ from distributed import LocalCluster
 import spdist
 from spdist.api import products as api
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.supervision import monitor as monitors
-from spdist.scheduler.execution.supervision.monitor import Monitor, MonitorTuning
 from spdist.scheduler.execution.telemetry import InFlight
+from spdist.scheduler.executors.supervision import monitor as monitors
+from spdist.scheduler.executors.supervision.monitor import Monitor, MonitorTuning
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed import Client, Worker
 
-from spdist.scheduler.execution.supervision.calls import LOST, is_connected, remove_worker
+from spdist.scheduler.executors.supervision.calls import LOST, is_connected, remove_worker
 
 logger = logging.getLogger("spdist")
 

@@ -15,9 +15,9 @@ from distributed.core import Status
 from spdist.errors import SpdistError
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.supervision import probe
-from spdist.scheduler.execution.supervision.calls import started_here
-from spdist.scheduler.execution.supervision.handshake import Question, look
+from spdist.scheduler.executors.supervision import probe
+from spdist.scheduler.executors.supervision.calls import started_here
+from spdist.scheduler.executors.supervision.handshake import Question, look
 from spdist.shown import without_secrets
 from spdist.storage import groups
 from spdist.storage.matrix import StoredMatrix

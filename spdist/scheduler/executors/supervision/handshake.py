@@ -20,8 +20,9 @@ from distributed.protocol import pickle
 
 from spdist.errors import InputError, SpdistError
 from spdist.foundation.units import format_bytes
-from spdist.scheduler.execution.supervision import probe
-from spdist.scheduler.execution.supervision.calls import (
+from spdist.scheduler.execution.worker import CONTEXTS
+from spdist.scheduler.executors.supervision import probe
+from spdist.scheduler.executors.supervision.calls import (
     ATTEMPTS,
     LOST,
     PAUSE_SECONDS,
@@ -31,8 +32,7 @@ from spdist.scheduler.execution.supervision.calls import (
     lost_scheduler,
     started_here,
 )
-from spdist.scheduler.execution.supervision.nonce import VISIBLE_SECONDS, NonceFolder
-from spdist.scheduler.execution.worker import CONTEXTS
+from spdist.scheduler.executors.supervision.nonce import VISIBLE_SECONDS, NonceFolder
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.stores.registry import at
