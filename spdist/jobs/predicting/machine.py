@@ -154,7 +154,7 @@ def remember(machine: Machine) -> None:
         staged.replace(place)  # another command may read it now
 
 
-def learn(report: Report, plan: Plan) -> None:
+def record_waits(report: Report, plan: Plan) -> None:
     """Add what a finished command waited for to what is known of this machine.
 
     `report`: of a whole command, on the workers that it has by default.

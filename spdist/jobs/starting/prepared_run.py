@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # loads Dask
     from spdist.scheduler.executors.supervision.supervisor import Supervisor
 
 
-class Ready(NamedTuple):
+class PreparedRun(NamedTuple):
     """A plan, and who runs it."""
 
     executor: Executor

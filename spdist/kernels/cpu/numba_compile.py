@@ -104,7 +104,7 @@ class _LockedCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         path, name = self._cache_path, self._impl.filename_base
-        self._cache_file = _CacheFile(path, name, kernel_sources())
+        self._cache_file = _CacheFile(path, name, kernel_sources())  # type: ignore[no-untyped-call]
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the code for one signature."""

@@ -14,7 +14,7 @@ from spdist.scheduler.dashboard.run_state import CELLS
 from spdist.scheduler.execution.executor import Executor
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.telemetry import Progress
-from spdist.scheduler.planner.plan import Operand, Plan
+from spdist.scheduler.planner.plan import Plan, PlannedOperand
 from spdist.shown import without_secrets
 
 PACKAGES = ("dask", "numba", "numpy", "scipy", "spdist", "zarr")
@@ -24,12 +24,12 @@ PACKAGES = ("dask", "numba", "numpy", "scipy", "spdist", "zarr")
 class Announcer:
     """Sends the messages of one run.
 
-    `heard`: takes each message in this process, too.
+    `on_message`: takes each message in this process, too.
     `stages`: totals by stage, once they are known.
     """
 
-    def __init__(self, executor: Executor, heard: Callable[[Message], None]) -> None:
-        self.executor, self.heard = executor, heard
+    def __init__(self, executor: Executor, on_message: Callable[[Message], None]) -> None:
+        self.executor, self.on_message = executor, on_message
         self._next = 0.0
         self._last: Progress | None = None
         self.stages: dict[str, dict[str, float]] = {}
@@ -56,17 +56,17 @@ class Announcer:
 
     def _message(self, what: str, content: Any) -> Message:
         message = {"product": self.executor.name, "what": what, "at": time.time(), "content": without_secrets(content)}
-        self.heard(message)
+        self.on_message(message)
         return message
 
 
 @contextlib.contextmanager
-def announced(executor: Executor, content: RunStart, heard: Callable[[Message], None]) -> Iterator[Announcer]:
+def announced(executor: Executor, content: RunStart, on_message: Callable[[Message], None]) -> Iterator[Announcer]:
     """Announce a run for the time of a ``with`` block.
 
-    `heard`: takes each message in this process, too.
+    `on_message`: takes each message in this process, too.
     """
-    announcer = Announcer(executor, heard)
+    announcer = Announcer(executor, on_message)
     announcer.begin(content)
     try:
         yield announcer
@@ -116,5 +116,5 @@ def _version(name: str) -> str:
         return "unknown"
 
 
-def _operand(url: str, operand: Operand) -> dict[str, Any]:
+def _operand(url: str, operand: PlannedOperand) -> dict[str, Any]:
     return {"url": url, "shape": list(operand.shape), "nnz": operand.nnz, "bytes": operand.nbytes}

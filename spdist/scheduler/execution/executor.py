@@ -18,7 +18,7 @@ Handle = Hashable
 
 
 @dataclass(frozen=True)
-class Costs:
+class RunCosts:
     """What a run cost its workers."""
 
     peaks: Sequence[tuple[int, int]]  # peak bytes of each worker's host memory beyond its idle memory, and of its GPU's
@@ -46,13 +46,13 @@ class Executor(Protocol):
         ...
 
     def running(
-        self, draft: JobSpec, plan: Plan, url: str = "", timed: Callable[[list[TimingRecord]], None] | None = None
+        self, draft: JobSpec, plan: Plan, url: str = "", on_timings: Callable[[list[TimingRecord]], None] | None = None
     ) -> AbstractContextManager[None]:
         """Have the job on the workers during a ``with`` block; no stage runs when the block has ended.
 
         `draft`: operands and options; the plan decides the rest.
         `url`: of the unfinished C; empty if each block is reduced.
-        `timed`: takes timings, the last of them at the end of the block.
+        `on_timings`: takes timings, the last of them at the end of the block.
         """
         ...
 
@@ -83,7 +83,7 @@ class Executor(Protocol):
         """
         ...
 
-    def costs(self, workers: Collection[str]) -> Costs:
+    def costs(self, workers: Collection[str]) -> RunCosts:
         """Return what the run cost the workers that had blocks."""
         ...
 

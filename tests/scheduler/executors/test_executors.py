@@ -12,7 +12,7 @@ import pytest
 from spdist.api import products as api
 from spdist.errors import SpdistError
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.executor import Costs
+from spdist.scheduler.execution.executor import RunCosts
 from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.execution.unfinished import read_journal
 from spdist.scheduler.execution.worker import WorkerContext
@@ -42,7 +42,7 @@ class ShuffledExecutor:
         self.messages += [message["what"] for message in messages]
 
     @contextmanager
-    def running(self, draft, plan, url="", timed=None):
+    def running(self, draft, plan, url="", on_timings=None):
         self.context = WorkerContext(draft.with_plan(plan, ""))
         yield
         assert not self.submitted
@@ -79,7 +79,7 @@ class ShuffledExecutor:
         return [((stage, key), result)]
 
     def costs(self, workers):
-        return Costs([(0, 0)] * len(workers), [self.context.telemetry.totals])
+        return RunCosts([(0, 0)] * len(workers), [self.context.telemetry.totals])
 
     def workers_that_see(self, array, k):
         return []

@@ -124,7 +124,7 @@ def test_what_a_command_loads(stored, tmp_path, words, loaded):
 def test_records_and_messages(stored, tmp_path):
     a, file, heard = stored("A", random_matrix(200, 200, 5, 1)), tmp_path / "run.jsonl", []
     links: list[str] = []
-    callbacks = spdist.Callbacks(heard=heard.append, started=links.append)
+    callbacks = spdist.Callbacks(on_message=heard.append, started=links.append)
     report = api.multiply(a, a, tmp_path / "C.zarr", record=file, callbacks=callbacks)
     assert [message["what"] for message in heard] == ["start", "progress", "progress", "end"]
     assert heard[0]["content"]["expected"] > 0.0
@@ -145,7 +145,7 @@ def test_a_failure_is_one_line_and_the_message_says_so(stored, tmp_path, monkeyp
 
     monkeypatch.setitem(stages.STAGES, "commit", failing)
     with pytest.raises(SpdistError, match="ZeroDivisionError: of no use; continue with --resume"):
-        api.multiply(a, a, tmp_path / "C.zarr", grid=grid, callbacks=spdist.Callbacks(heard=heard.append))
+        api.multiply(a, a, tmp_path / "C.zarr", grid=grid, callbacks=spdist.Callbacks(on_message=heard.append))
     assert heard[-1]["content"]["state"] == "failed"
     monkeypatch.undo()
     assert api.multiply(a, a, tmp_path / "C.zarr", resume=True, check=True).verification["ok"]
