@@ -27,7 +27,7 @@ import record
 import spdist
 from spdist.jobs import by_rows
 from spdist.scheduler.execution import journal
-from spdist.scheduler.execution.supervision import handshake, monitor, supervisor
+from spdist.scheduler.executors.supervision import handshake, monitor, supervisor
 from spdist.storage import chunked_array, groups, lock, matrix, notes
 from spdist.stores.local import LocalLocation
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from spdist.operators.prepare import sell_operator as sell
     from spdist.operators.solvers import Solution, conjugate_gradient
     from spdist.scheduler.clusters.security import cluster_security
-    from spdist.scheduler.execution.clients.cluster import workers
+    from spdist.scheduler.executors.clients.cluster import workers
     from spdist.shown import without_secrets
     from spdist.storage.generators import generate
     from spdist.storage.import_export import export_matrix, import_matrix
@@ -103,7 +103,7 @@ _HOME = {
     "open_vbr": "spdist.storage.vbr",
     "cluster_security": "spdist.scheduler.clusters.security",
     "without_secrets": "spdist.shown",
-    "workers": "spdist.scheduler.execution.clients.cluster",
+    "workers": "spdist.scheduler.executors.clients.cluster",
 }
 
 late_bindings.register("save_vbr", "spdist.storage.vbr")

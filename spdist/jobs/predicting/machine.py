@@ -22,7 +22,7 @@ from spdist.foundation.cpus import count_cpus
 from spdist.foundation.display import Displayed, Part, Table
 from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.report import Report
-from spdist.jobs.starting.alone import is_short
+from spdist.jobs.starting.this_process import is_short
 from spdist.scheduler.planner.plan import GPU_RATES, Plan, Rates
 from spdist.storage.foreign.checked import cache_folder
 
@@ -154,7 +154,7 @@ def remember(machine: Machine) -> None:
         staged.replace(place)  # another command may read it now
 
 
-def learn(report: Report, plan: Plan) -> None:
+def record_waits(report: Report, plan: Plan) -> None:
     """Add what a finished command waited for to what is known of this machine.
 
     `report`: of a whole command, on the workers that it has by default.

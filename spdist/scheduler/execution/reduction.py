@@ -81,7 +81,7 @@ def execute_reduction(
     """Return a reduction of a product.
 
     `draft`: operands and options; the plan decides the rest.
-    `callbacks`: `timed` is not called.
+    `callbacks`: `on_timings` is not called.
     Returns as `reduction_spec.final_value` makes it of the reductions of all blocks.
     Raises `SpdistError` if a stage failed.
     """

@@ -15,7 +15,7 @@ import platform
 import sys
 from pathlib import Path
 
-PROBE = "spdist.scheduler.execution.supervision.probe"
+PROBE = "spdist.scheduler.executors.supervision.probe"
 """Name of this module."""
 PACKAGES = "spdist", "dask", "distributed", "zarr"
 """Packages whose versions are compared."""

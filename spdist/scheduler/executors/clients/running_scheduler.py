@@ -13,7 +13,7 @@ from spdist.errors import InputError, SpdistError
 from spdist.scheduler.clusters.addresses import check_address, wait_until_reachable
 from spdist.scheduler.clusters.client import RunClient, close_client
 from spdist.scheduler.clusters.security import security_for
-from spdist.scheduler.execution.supervision.calls import silenced_dask
+from spdist.scheduler.executors.supervision.calls import silenced_dask
 
 logger = logging.getLogger("spdist")
 

@@ -75,14 +75,14 @@ def wait_until_known(worker: Worker) -> None:
     """
     while (asked := time.monotonic()) - _KNOWN_AT.get(worker.address, -KNOWN_SECONDS) >= KNOWN_SECONDS:
         with contextlib.suppress(OSError):  # no connection, or no answer in time
-            if worker.address not in sync(worker.loop, _ask, worker):
+            if worker.address not in sync(worker.loop, _known_to_scheduler, worker):
                 raise Reschedule
             _KNOWN_AT[worker.address] = asked
         if worker.status not in WORKER_ANY_RUNNING:
             raise Reschedule
 
 
-async def _ask(worker: Worker) -> dict[str, int]:
+async def _known_to_scheduler(worker: Worker) -> dict[str, int]:
     """Ask the scheduler which it knows of this one worker."""
     scheduler: Any = worker.scheduler
     async with asyncio.timeout(ASK_SECONDS):

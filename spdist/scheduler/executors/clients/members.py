@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from distributed import Client, Future, LocalCluster
 
-from spdist.scheduler.execution.supervision.calls import addresses
 from spdist.scheduler.execution.worker_process import gpu_name
+from spdist.scheduler.executors.supervision.calls import addresses
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 
 SHARERS = 3
