@@ -45,7 +45,7 @@ class PlanSource:
         return planner.make_plan(self.request, readers) if self.stored_plan is None else self.stored_plan
 
     def for_threads(self, threads: int) -> PlanSource:
-        """Return the source of plans for workers with so many threads, if they multiply on their cores."""
+        """Return the source of plans for workers of `threads` threads, if they multiply on their cores."""
         one = self.request
         return self if one.on_gpu else replace(self, request=replace(one, threads=min(threads, MOST_THREADS)))
 

@@ -217,7 +217,7 @@ def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callba
     with Path(record).open("ab", buffering=0) as file:
 
         def write(lines: Timings) -> None:
-            # Timings come in the thread of the call, messages in that of the connection: without a buffer, each call
+            # Timings come in the call's thread, messages in the connection's: without a buffer, each call
             # appends whole lines in one step of the system, and waits for no other.
             rest = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
             while rest:

@@ -45,7 +45,7 @@ from spdist.storage.writer import Layout, finish_matrix
 SIDE = 44
 """Of the grid whose 27-point operator is multiplied: 85,184 rows, 58 M products, 10 M entries of C."""
 SCATTERED_ROWS, SCATTERED_LENGTH = 1 << 17, 7
-"""Rows of a matrix whose entries are anywhere, and entries of each: 6 M products, of which none share an entry."""
+"""Rows of a matrix whose entries are anywhere, and entries of each: 6 M products, each with an entry of its own."""
 STORED_ENTRIES = 1 << 23
 """Entries, 100 MB, that are written and read."""
 PATIENCE = 120.0
@@ -110,7 +110,7 @@ def measure_machine(
 
 
 def _with_products(machine: Machine, a: CSR) -> Machine:
-    """Add the rates of products and of entries of C: of two matrices, of which one shares most entries."""
+    """Add the rates of products and of entries of C, from a product that sums up most products and one that does not."""
     rng = np.random.default_rng(0)
     n, length = SCATTERED_ROWS, SCATTERED_LENGTH
     columns = np.sort(rng.integers(0, n // length, (n, length)) * length + np.arange(length), axis=1).astype(np.int32)

@@ -72,7 +72,7 @@ class RunStartup:
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     def connect(self, blocks: int, host_bytes: int = 1) -> AbstractContextManager[Client]:
-        """Start workers for so many blocks, or connect to those of the running scheduler."""
+        """Start workers for `blocks` blocks, or connect to the running scheduler's."""
         return connect(
             workers=self.execution.workers,
             scheduler=self.execution.scheduler,

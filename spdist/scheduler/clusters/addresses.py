@@ -36,7 +36,7 @@ def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security 
     """Return the address and the keys of the scheduler that the caller names, or has a client or a cluster of.
 
     `scheduler`: A cluster is any of Dask's: `LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...
-    `given`: the caller's keys, which win over those of the client or cluster.
+    `given`: the caller's keys; they override the client's or cluster's.
     Returns (str, Security or None).
     Raises `InputError` if it is something else, closed, or asynchronous.
 

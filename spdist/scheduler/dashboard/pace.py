@@ -7,7 +7,7 @@ from typing import NamedTuple
 SAMPLES = 240
 """Samples that are kept; when they are full, every second one is dropped."""
 EARLIEST_SHARE = 0.01
-"""Share of the work from which on the time left is told."""
+"""Share of the work after which the time left is shown."""
 FEW = 4
 """Samples after the first finished work that make a rate of their own, or weigh as much as an expected one."""
 OVERLAP = 1.5

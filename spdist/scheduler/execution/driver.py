@@ -36,7 +36,7 @@ class DriverTuning:
     """Intervals of the driver's periodic work."""
 
     worker_seconds: float = 2.0  # seconds between two looks for new workers
-    poll_seconds: float = 0.1  # seconds between two looks for workers while there are none
+    poll_seconds: float = 0.1  # seconds between two looks for workers while no worker is there
 
 
 TUNING = DriverTuning()

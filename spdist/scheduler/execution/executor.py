@@ -35,7 +35,7 @@ class Executor(Protocol):
 
     @property
     def link(self) -> str:
-        """Address of Dask's dashboard; empty if there is none."""
+        """Address of Dask's dashboard; empty without Dask."""
         ...
 
     def publish(self, messages: Sequence[Message]) -> None:
@@ -69,7 +69,7 @@ class Executor(Protocol):
     ) -> Handle:
         """Submit a stage: "multiply" (all stages up to the commit), "commit", "join" or "reduce".
 
-        `arguments`: passed to the stage after its context; those of "multiply" are the block's task alone.
+        `arguments`: passed to the stage after its context; "multiply" takes the block's task alone.
         `key`: unique among the calls of the stage.
         `worker`: should run the stage; empty leaves the choice to the executor.
         `after`: handles of the stages before; "join" takes their results as further arguments.

@@ -48,7 +48,7 @@ class ReductionDriver(Driver):
         return work.task, self.what
 
     def advance(self) -> None:
-        """Submit further blocks and, when none remain, those of CPU workers to idle GPUs, too; each once."""
+        """Submit further blocks; when none remain, submit blocks of CPU workers to idle GPUs, too, each once."""
         self.submit_blocks()
         if self.window.remaining:
             return

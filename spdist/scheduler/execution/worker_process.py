@@ -88,7 +88,7 @@ def _most_kept(memory_limit: int) -> int:
 
 
 def _keep_arrays(most: int) -> None:
-    """Keep freed arrays of at most so many bytes."""
+    """Keep freed arrays of at most `most` bytes."""
     _set_allocator({MMAP_THRESHOLD: most, TRIM_THRESHOLD: most})
 
 
@@ -126,7 +126,7 @@ def gpu_name() -> str | None:
 def count_gpus() -> int:
     """Return how many GPUs this process sees.
 
-    Raises `InputError` if there is none, or CuPy is missing.
+    Raises `InputError` without a GPU or CuPy.
     """
     try:
         import cupy

@@ -41,7 +41,7 @@ WRITING_STAGES = "commit", "join"
 """Stages that write to C."""
 
 FETCHED_STAGES = "multiply", "reduce"
-"""Stages whose results the driver needs; those of others stay with the workers."""
+"""Stages whose results the driver needs; other results stay with the workers."""
 
 TASK_NAMES = {"join": "assemble"}
 """Display names for tasks whose stage name Dask would misread. Dask's page of groups takes ``dask.order`` for a

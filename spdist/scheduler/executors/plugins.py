@@ -72,7 +72,7 @@ class InstallPlugin(WorkerPlugin):
         take_part_again(worker, self.name)
 
     def _publish(self, worker: Worker) -> None:
-        """Send new timings to all subscribers of `TIMINGS`, and announcements to those of `ANNOUNCEMENTS`."""
+        """Send new timings to the topic `TIMINGS`, and announcements to the topic `ANNOUNCEMENTS`."""
         telemetry = CONTEXTS[self.name].telemetry
         limits = telemetry.limits
         telemetry.publish(

@@ -325,7 +325,7 @@ class Plan(Displayed):
     def description(self, core_seconds: Mapping[str, float] | None = None) -> list[Part]:
         """Return the plan in words: grid, bytes and seconds of each stage, memory of a worker.
 
-        `core_seconds`: CPU seconds of each stage on the machine that will run the plan; by default those of typical
+        `core_seconds`: CPU seconds of each stage on the machine that will run the plan; by default on typical
         cores.
         """
         grid = self.grid

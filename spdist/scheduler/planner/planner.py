@@ -1,8 +1,8 @@
 """From two stored matrices to a `Plan`, in bounded memory.
 
-Three passes, none of which holds a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and a scan
-over A's columns that counts products and distinct rows of B and ends a block when a bound is reached. If GPUs reduce C,
-which does not leave them then, there is no sample, and entries of C bound nothing.
+Three streaming passes, none holding a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and a
+scan over A's columns that counts products and distinct rows of B and ends a block when a bound is reached. If GPUs
+reduce C, which does not leave them then, there is no sample, and entries of C bound nothing.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class CutResult(NamedTuple):
 
 
 class ResidencyCandidate(NamedTuple):
-    """The candidate for a B that is resident or is not, or why there is none."""
+    """The plan for a B that is resident or is not, or why the rows do not fit."""
 
     plan: Plan | None  # none if a block does not fit
     worst: Block | None  # the block that needs most bytes, if there is no plan

@@ -191,7 +191,7 @@ class WorkerMemory:
         yield self.division(b_resident, 1, 1)
 
     def usual_in_flight(self, threads: int) -> int:
-        """Return the blocks in flight on a worker of so many threads, unless the memory or small blocks change it."""
+        """Return the default number of blocks in flight on a worker; memory and small blocks may change it."""
         blocks = self.tuning.blocks
         if threads == 1 or not self.request.threads_share_blocks:
             return blocks.in_flight * threads
@@ -219,7 +219,7 @@ class WorkerMemory:
         return most_moving(max(longest)) if longest else 0
 
     def _work(self, b_resident: bool, threads: int) -> Workload:
-        """Return what all kernels of the worker do, in so many threads."""
+        """Return what the worker's kernels do at once in `threads` threads."""
         b, limits = self.request.b, self.row_limits
         # One kernel in several threads has scratch memory; kernels of a block each have none.
         kernels, threads_each = (1, threads) if self.request.threads_share_blocks else (threads, 1)

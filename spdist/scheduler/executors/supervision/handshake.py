@@ -43,7 +43,7 @@ ANSWER_SECONDS = 60.0
 """Seconds in which workers that this process started must answer: a busy worker answers between two tasks, a hung file
 system never. For others `clusters.client` says how long."""
 POLL_SECONDS = 0.1
-"""Seconds between two looks for workers while there are none."""
+"""Seconds between two looks for workers while no worker is there."""
 EXACT = "dask", "distributed"
 """Packages whose versions must be equal."""
 MINOR = "python", "zarr"
@@ -61,7 +61,7 @@ Sums = tuple[tuple[int, ...], ...]
 class StorageView(NamedTuple):
     """What a worker sees of the job's storage."""
 
-    problem: str  # the problem; empty if there is none
+    problem: str  # empty if the worker sees what the client sees
     nonce: str  # name of the file that the worker wrote next to C; empty if there is no C
 
 

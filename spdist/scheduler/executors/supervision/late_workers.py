@@ -38,7 +38,7 @@ class JoinCheck:
 
     @staticmethod
     def of(client: Client, job: JobSpec, place: str) -> JoinCheck:
-        """Return the check for a job; `place` is that of its unfinished C, empty if there is none."""
+        """Return the check for a job; `place` is the path of its unfinished C, empty if C is not stored."""
         if started_here(client):
             return JoinCheck("", StorageQuestion(), "", "")
         matrices = {"A": job.a, "B": job.b}

@@ -26,7 +26,7 @@ _DIGESTS: dict[str, str] = {}
 
 
 def source_digest() -> str:
-    """Return a digest of the source of the spdist that this process imports; empty if there is none.
+    """Return a digest of the source of the spdist that this process imports; empty without spdist.
 
     The digest is taken once: what a process has imported does not change with its files.
     """

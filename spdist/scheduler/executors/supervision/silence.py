@@ -49,7 +49,7 @@ class SignsOfLife:
         self._all_quiet = 0.0
 
     def find_silent(self, heard: Mapping[str, float], held: Mapping[str, int], now: float, seconds: float) -> list[str]:
-        """Return the workers that held blocks and were silent for so many seconds; none if nobody is heard.
+        """Return the workers that held blocks and were silent for `seconds`; an empty list if nobody is heard.
 
         `heard` has the scheduler's time of each worker's last heartbeat. If nobody is heard, the scheduler hangs. A
         worker without blocks may load kernels, and sends no heartbeat meanwhile. A long pause between two calls counts
