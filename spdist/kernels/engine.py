@@ -92,9 +92,8 @@ class Multiplier:
     def multiply_rows(
         self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, offset_in_b: SubmatrixOffset | None = None
     ) -> CSR:
-        """Return as many rows of ``a @ b`` as fit in `capacity` entries, one at least.
+        """Return as many rows of ``a @ b`` as fit in `capacity` entries, one at least; messages call the first `row`.
 
-        `row`: number in C of the first one, for messages.
         `offset_in_b`: position of `a` in `b`, if it is a part of it.
         """
         raise NotImplementedError
@@ -123,7 +122,7 @@ class Multiplier:
 class Engine(ABC):
     """What multiplies blocks. It is asked what it can do and takes; nobody else compares names.
 
-    Values of these attributes are those of an engine of compiled kernels on the CPU.
+    Defaults of these attributes describe compiled kernels on the CPU.
     """
 
     name: str
@@ -140,11 +139,7 @@ class Engine(ABC):
         return self.uses_gpu and self.uses_cpus
 
     def check_values(self, dtype: np.dtype[Any]) -> None:
-        """Refuse values of C that the engine does not multiply.
-
-        `dtype`: dtype of C; a subarray dtype for dense blocks.
-        Raises `InputError` if the engine does not multiply such values.
-        """
+        """Raise `InputError` if the engine does not multiply values of C's dtype, a subarray dtype for dense blocks."""
         if self.plain_only and dtype.names is not None:
             raise InputError(f"engine={self.name!r} does not multiply block matrices: choose engine='auto'")
 
@@ -179,7 +174,7 @@ class Engine(ABC):
     def settled(
         self, a: MatrixSizes, b: MatrixSizes, spec: Any, products: tuple[int, ...], limits: WorkerLimits
     ) -> Engine:
-        """Return the engine that multiplies blocks of such numbers of products; itself if that is still open.
+        """Return the engine that multiplies blocks of these numbers of products; itself if that is still open.
 
         `spec`: tells `plain` and whether rows are sorted.
         """
@@ -206,15 +201,7 @@ def engine_names() -> list[str]:
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of a name.
-
-    Raises `InputError` if there is none.
-
-    Examples
-    --------
-    >>> find_engine("numba").uses_gpu
-    False
-    """
+    """Return the engine of a name; raise `InputError` if there is none."""
     if name not in ENGINES:
         raise InputError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
     return load_engine(ENGINES[name])

@@ -269,8 +269,8 @@ class ProductSpec:
     def check(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         """Check that the specification fits a C of this shape and dtype.
 
-        Raises `MatrixError` if the mask has another shape, or rows of complex values are to be cut.
-        Raises `InputError` if no value of the dtype reaches the threshold, or the epilogue does not fit.
+        Raises `MatrixError` if the mask has another shape, or rows of complex values are to be cut; `InputError` if no
+        value of the dtype reaches the threshold, or the epilogue does not fit.
         """
         if self.mask is not None:
             check_mask_shape(self.mask.shape, shape)
@@ -282,10 +282,7 @@ class ProductSpec:
             raise InputError(f"threshold={self.threshold} is above every value of dtype {dtype}: lower it")
 
     def check_square(self, shape: tuple[int, int]) -> None:
-        """Check that a whole C of this shape has the triangle.
-
-        Raises `MatrixError` if C is not square.
-        """
+        """Raise `MatrixError` if there is a triangle and C is not square."""
         if self.triangle is not None and shape[0] != shape[1]:
             raise MatrixError(
                 f"triangle={self.triangle!r} is for a symmetric C, as of A @ A.T and A.T @ A, but this C is "
@@ -320,7 +317,6 @@ class ProductSpec:
 def is_by_columns(axis: int, top_n: int | None, epilogue: Epilogue | None) -> bool:
     """Whether a product needs whole columns of C: `top_n` or a norm with an axis of 0.
 
-    `axis`: 1 for rows of C, 0 for columns.
     Raises `InputError` if the axis is neither 0 nor 1.
     """
     if not isinstance(axis, int | np.integer) or isinstance(axis, bool) or axis not in (0, 1):

@@ -46,16 +46,9 @@ class PartialReduction:
 
 
 def reduction_of(name: str, bins: npt.ArrayLike | None = None) -> Reduction:
-    """Return the reduction of a name.
+    """Return the reduction of a name in `REDUCTIONS`, or "histogram" with the edges of its bins, finite and rising.
 
-    `name`: one of `REDUCTIONS`, or "histogram".
-    `bins`: (n,) numbers, optional: edges of the histogram's bins, two or more, finite and rising.
     Raises `InputError` if there is no such reduction, `bins` are no edges, or `bins` are given for another reduction.
-
-    Examples
-    --------
-    >>> reduction_of("histogram", [0, 0.5, 1])
-    Histogram(edges=(0.0, 0.5, 1.0))
     """
     if name not in (*REDUCTIONS, "histogram"):
         raise InputError(f"reduction {name!r} is not one of {', '.join(REDUCTIONS)}, histogram")
@@ -73,20 +66,13 @@ def reduction_of(name: str, bins: npt.ArrayLike | None = None) -> Reduction:
 
 
 def check_values(reduction: Reduction, dtype: np.dtype[Any]) -> None:
-    """Check that values of a dtype can be reduced.
-
-    `dtype`: dtype of the values of C.
-    Raises `MatrixError` if complex values are to be counted by bins.
-    """
+    """Raise `MatrixError` if complex values are to be counted by bins."""
     if isinstance(reduction, Histogram) and dtype.kind == "c":
         raise MatrixError(f"values of dtype {dtype} have no order, which a histogram needs: pass real ones")
 
 
 def spec_for(reduction: Reduction, spec: ProductSpec) -> ProductSpec:
-    """Return the cheapest specification that gives the same reduction: counts need no values.
-
-    `spec`: the caller's specification.
-    """
+    """Return the cheapest specification that gives the same reduction: counts need no values."""
     if reduction in ("nnz", "row_nnz") and not spec.finishes:
         return replace(spec, semiring=SEMIRINGS["any_pair"])
     return spec
@@ -96,8 +82,6 @@ def is_linear(reduction: Reduction, spec: ProductSpec, dtype: np.dtype[Any]) -> 
     """Whether the reduction needs no sparse product: row and column sums of A @ B are products with vectors of ones.
 
     Entries of short integers wrap before they are added up, and bools do not add: these need the product.
-
-    `dtype`: dtype of the values of C.
     """
     exact = dtype.kind in "fc" or (dtype.kind in "iu" and dtype.itemsize == 8)
     return reduction in ("sum", "row_sums", "column_sums") and spec.plain and exact
@@ -110,15 +94,7 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def combine(reduction: Reduction, partials: Sequence[PartialReduction]) -> PartialReduction:
-    """Combine the partial results of successive row blocks, in their order.
-
-    `partials`: one at least.
-
-    Examples
-    --------
-    >>> combine("sum", [PartialReduction(np.array([2.0])), PartialReduction(np.array([3.0]))]).values
-    array([5.])
-    """
+    """Combine the partial results of successive row blocks, one at least, in their order."""
     if len(partials) == 1:
         return partials[0]
     values = np.concatenate([partial.values for partial in partials])
@@ -138,8 +114,7 @@ def combine(reduction: Reduction, partials: Sequence[PartialReduction]) -> Parti
 def final_value(reduction: Reduction, partial: PartialReduction, ncols: int) -> Any:
     """Return the reduction of C from the partial result of all its rows.
 
-    `ncols`: columns of C.
-    Returns (nrows,), (ncols,) or (bins,) for reductions by row, column or bin, else a number.
+    The result has the shape (nrows,), (ncols,) or (bins,) for reductions by row, column or bin; else it is a number.
     """
     if reduction == "column_sums":
         out = np.zeros(ncols, partial.values.dtype)
@@ -153,13 +128,7 @@ def final_value(reduction: Reduction, partial: PartialReduction, ncols: int) -> 
 def diagonal_pattern(start: int, stop: int, ncols: int) -> CSR:
     """Return rows ``[start, stop)`` of the pattern of an identity of `ncols` columns: the mask of a trace.
 
-    `start, stop`: rows of the identity.
-    `ncols`: rows from `ncols` on are empty.
-
-    Examples
-    --------
-    >>> diagonal_pattern(1, 3, 2).indptr
-    array([0, 1, 1])
+    Rows from `ncols` on are empty.
     """
     entries = min(max(ncols - start, 0), stop - start)
     indptr = np.minimum(np.arange(stop - start + 1, dtype=np.int64), entries)

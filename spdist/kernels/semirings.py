@@ -184,12 +184,9 @@ def digest(content: bytes) -> str:
 
 
 def check_function(name: str, function: Any, arguments: str) -> None:
-    """Refuse values that are no function, and NumPy's functions of arrays, which Numba does not compile.
+    """Raise `InputError` for values that are no function, and for NumPy's ufuncs, which Numba does not compile.
 
-    `name`: name of the option, for the message.
-    `function`: the value to check; None passes.
-    `arguments`: arguments of the function, for the message: ``"x, y"``.
-    Raises `InputError` if `function` cannot be called, or is a NumPy ufunc.
+    `arguments`: arguments of the function, for the message: ``"x, y"``. None passes.
     """
     if function is not None and (isinstance(function, np.ufunc) or not callable(function)):
         raise InputError(f"{name}={function!r} is no function of numbers: write lambda {arguments}: ... around it")
@@ -292,10 +289,7 @@ def transposed(semiring: Semiring) -> Semiring:
 
 
 def find(semiring: str | Semiring) -> Semiring:
-    """Return a semiring by name, or the one given.
-
-    Raises `InputError` if no semiring has that name.
-    """
+    """Return a semiring by name, or the one given; raise `InputError` if no semiring has that name."""
     if isinstance(semiring, Semiring):
         return semiring
     if semiring not in SEMIRINGS:

@@ -24,37 +24,16 @@ PARALLEL_VALUES = 1 << 19
 
 
 def multiply(a: BSR, b: BSR, *, threads: int = 1) -> BSR:
-    """Multiply two matrices of dense blocks on the CPU.
+    """Multiply two canonical matrices of dense blocks, r x s times s x t, on the CPU; small products use one thread.
 
-    Parameters
-    ----------
-    a, b : BSR
-        Canonical, of NumPy's arrays; blocks of r x s times s x t, for any r, s and t. Any dtypes that `check_dtype`
-        accepts.
-    threads : int
-        Threads at most; small products use one.
-
-    Returns
-    -------
-    BSR
-        Canonical, with a block wherever blocks of A and B meet, and ``result_dtype``.
-
-    Raises
-    ------
-    MatrixError
-        If shapes, block sizes or dtypes do not fit.
+    C has a block wherever blocks of A and B meet. Raises `MatrixError` if shapes, block sizes or dtypes do not fit.
     """
     check_fit(a, b)
     return _fill(a, b, cpu.multiply(_ones(a), _ones(b), engine="numba", threads=threads), threads)
 
 
 def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
-    """Return as many whole block rows of ``a @ b``, from `start` on, as fit in `capacity` blocks.
-
-    `a, b`: canonical; their values are blocks that fit (`dtypes.block_dtype`).
-    `start, capacity`: as for `cpu.multiply_rows`, in block rows and blocks.
-    Returns block rows ``[start, start + result.nrows)`` of C: one at least, unless `start` is ``a.nrows``.
-    """
+    """Return as many whole block rows of ``a @ b``, from `start` on, as fit in `capacity` blocks; one at least."""
     left, right = from_rows(a), from_rows(b)
     check_fit(left, right)
     c = cpu.multiply_rows(_ones(left), _ones(right), start, capacity, engine="numba")
@@ -62,11 +41,7 @@ def multiply_rows(a: CSR, b: CSR, start: int, capacity: int) -> CSR:
 
 
 def merge(p: CSR, q: CSR) -> CSR:
-    """Add two matrices of blocks of one size, by block rows.
-
-    `p, q`: canonical, with values of one `dtypes.block_dtype`. If one has fewer block rows, the others are left out.
-    Returns canonical, with a block wherever `p` or `q` has one.
-    """
+    """Add two canonical matrices of blocks of one size; block rows that only one of them has are left out."""
     step = len(p.data) + 1
     numbers = [np.arange(1, len(m.data) + 1, dtype=np.int64) for m in (p, q)]
     left, right = (
@@ -91,11 +66,7 @@ def _fill(a: BSR, b: BSR, c: CSR, threads: int) -> BSR:
 
 
 def check_fit(a: BSR, b: BSR) -> None:
-    """Refuse operands whose shapes or blocks do not fit.
-
-    `a, b`: operands of ``a @ b``.
-    Raises `MatrixError` With the sizes.
-    """
+    """Raise `MatrixError` with the sizes if the shapes or blocks of ``a @ b`` do not fit."""
     if a.shape[1] == b.shape[0] and a.blocksize[1] == b.blocksize[0]:
         return
     left, right = (f"{m.shape[0]:,} x {m.shape[1]:,} in blocks of {m.blocksize[0]} x {m.blocksize[1]}" for m in (a, b))

@@ -32,6 +32,7 @@ from spdist.matrices.dtypes import ValueArray, result_dtype
 
 logger = logging.getLogger("spdist")
 
+FILE = "bsr/bsr.cu"
 MOST_BLOCKS = 1 << 32
 """Exclusive upper bound on the blocks of an operand: kernels number blocks in 32 bits."""
 LONGEST_SIDE = 16
@@ -54,43 +55,18 @@ EXACT = 1 << 24
 """Entries in a row of A from which float32 may count the pairs of a block of C wrongly."""
 VALUE_ALIGNMENT = 16
 """Bytes to which the kernels need the arrays of values aligned."""
-SIZES = (2, 3, 4, 6, 8, 16)
-"""Sides of blocks that the tests compile."""
 
 
 def multiply(a: BSR, b: BSR, *, ones: ValueArray | None = None, tf32: bool = False) -> BSR:
-    """Multiply two matrices of dense blocks on the GPU.
+    """Multiply two matrices of dense blocks, r x s times s x t, on the current GPU; C has equal bits on every run.
 
-    Parameters
-    ----------
-    a, b : BSR
-        Arrays of CuPy on the current device; float32, float64, complex64 or complex128; blocks of r x s times s x t, of
-        any r, s and t. Block rows of B are sorted and free of duplicates; block rows of A need not be.
-    ones : (b.blocks,) float32, optional
-        Ones, from a caller that multiplies by B more than once.
-    tf32 : bool
-        Whether to multiply float32 blocks that fill tensor cores on these: their values are first rounded to 11
-        significant bits, so that each product has a relative error of 2^-10 at most. Other blocks keep full precision.
-
-    Returns
-    -------
-    BSR
-        Canonical, with a block wherever blocks of A and B meet; equal bits on every run. Workspace beyond C: some 20
-        bytes for each block, and the workspace of the pattern's product (`workspace.rowwise_workspace`).
-
-    Raises
-    ------
-    MatrixError
-        If shapes, block sizes or dtypes do not fit, offsets or block columns are out of range, or a block row of B is
-        not sorted.
-    InputError
-        If `tf32` is set and the values are not float32.
-    MemoryBoundError
-        If the GPU has too little memory; says how much is needed.
-
-    References
-    ----------
-    .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
+    Block rows of B are sorted and free of duplicates; block rows of A need not be. Workspace beyond C: some 20 bytes
+    for each block, and the workspace of the pattern's product (`workspace.rowwise_workspace`).
+    `ones`: (b.blocks,) float32, from a caller that multiplies by B more than once.
+    `tf32`: whether to multiply float32 blocks that fill tensor cores on these: values are first rounded to 11
+    significant bits, so that each product has a relative error of 2^-10 at most. Other blocks keep full precision.
+    Raises `MatrixError` if operands do not fit or are damaged, or a block row of B is not sorted; `InputError` if
+    `tf32` is set and values are not float32; `MemoryBoundError` with the bytes needed if the GPU has too little memory.
     """
     import cupy
 
@@ -149,7 +125,7 @@ def _fill(a: BSR, b: BSR, c: BSR, counts: ValueArray, pairs: int, longest: int, 
     if whole is not None:
         name, rows = row_kernel(*types, sizes, whole.group), c.block_shape[0]
         grid = ceil_div(rows, ROW_THREADS // whole.group)
-        module("bsr/bsr.cu", (name,))(name, grid, ROW_THREADS, (rows, whole.room, *operands), whole.shared)
+        module(FILE, (name,))(name, grid, ROW_THREADS, (rows, whole.room, *operands), whole.shared)
     else:
         method = method_of(types[0], sizes, _has_tensor_cores(_device()), tf32)
         if tf32 and "Rounded" not in method:
@@ -168,7 +144,7 @@ def _fill_by_tasks(
     """Write the values of C by tasks of about equal numbers of pairs."""
     import cupy
 
-    compiled, tasks, rows = module("bsr/bsr.cu", names), ceil_div(pairs, TASK_PAIRS), c.block_shape[0]
+    compiled, tasks, rows = module(FILE, names), ceil_div(pairs, TASK_PAIRS), c.block_shape[0]
     ends = cupy.cumsum(counts.astype(np.int64))
     firsts, at = cupy.empty(tasks + 1, np.int64), cupy.empty(2 * tasks, np.int64)
     compiled(names[0], ceil_div(tasks, 256), 256, (tasks, c.blocks, rows, ends, operands[6], firsts, at))
@@ -186,18 +162,10 @@ class WholeRows(NamedTuple):
 def whole_rows(
     longest: int, mean_b: float, mean_c: float, sizes: tuple[int, int, int], value: int, index: int
 ) -> WholeRows | None:
-    """Choose how whole rows of C are multiplied.
+    """Choose how whole rows of C are multiplied; None if blocks are too large, or some rows have too many pairs.
 
-    `longest`: blocks in the longest block row of A.
-    `mean_b, mean_c`: mean number of blocks in a block row of B, and of C.
-    `sizes`: (r, s, t): blocks of r x s times s x t.
-    `value, index`: bytes of a value, and of a block column.
-    Returns none if blocks are too large, or some rows have too many pairs.
-
-    Examples
-    --------
-    >>> whole_rows(4, 4.0, 10.0, (2, 2, 2), value=4, index=4), whole_rows(4, 4.0, 10.0, (6, 6, 6), value=4, index=4)
-    (WholeRows(group=4, room=19, shared=12160), None)
+    `longest`: blocks in the longest block row of A. `mean_b, mean_c`: mean number of blocks in a block row of B, and of
+    C. `sizes`: (r, s, t). `value, index`: bytes of a value, and of a block column.
     """
     room = int(ROW_ROOM * mean_c) + 8
     if max(sizes) > ROW_SIDE or longest * mean_b > ROW_PAIRS * room:
@@ -222,17 +190,9 @@ CORES = {"double": ("Double", 8, 4), "float": ("Rounded", 16, 8)}
 
 
 def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32: bool = False) -> str:
-    """Return the C++ type in bsr.cu that multiplies two blocks.
+    """Return the C++ type in bsr.cu that multiplies two blocks of r x s and s x t values; `sizes` is (r, s, t).
 
-    `value`: C type of the values.
-    `sizes`: (r, s, t): blocks of r x s times s x t.
-    `tensor_cores`: whether the GPU multiplies doubles on tensor cores.
     `tf32`: whether float32 values may be rounded to 11 significant bits.
-
-    Examples
-    --------
-    >>> method_of("double", (8, 8, 8), tensor_cores=True), method_of("double", (32, 32, 32), tensor_cores=True)
-    ('Tensor<Double,8,8,8>', 'AnySize<double>')
     """
     r, s, t = sizes
     if max(sizes) > LONGEST_SIDE:
@@ -247,48 +207,20 @@ def method_of(value: str, sizes: tuple[int, int, int], tensor_cores: bool, tf32:
 
 
 def kernels(value: str, index: str, pointer: str, method: str) -> tuple[str, str]:
-    """Return the name expressions of the kernels that multiply by tasks.
-
-    `value, index, pointer`: C types of values, block columns and offsets.
-    `method`: from `method_of`.
-    Returns the kernel that cuts C into tasks, and the one that multiplies.
-
-    Examples
-    --------
-    >>> kernels("float", "int", "int", "AnySize<float>")
-    ('bsr_cut<int>', 'bsr_multiply<float,int,int,AnySize<float>>')
-    """
+    """Return the name expressions of the kernels that cut C into tasks, and multiply by a type of `method_of`."""
     return f"bsr_cut<{pointer}>", f"bsr_multiply<{value},{index},{pointer},{method}>"
 
 
 def row_kernel(value: str, index: str, pointer: str, sizes: tuple[int, int, int], group: int) -> str:
-    """Return the name expression of the kernel that multiplies whole rows.
-
-    `value, index, pointer`: C types of values, block columns and offsets.
-    `sizes`: (r, s, t): blocks of r x s times s x t.
-    `group`: lanes of a row.
-
-    Examples
-    --------
-    >>> row_kernel("float", "int", "int", (2, 2, 2), 4)
-    'bsr_rows<float,int,int,2,2,2,4>'
-    """
+    """Return the name expression of the kernel that multiplies whole rows, `group` lanes each; `sizes` is (r, s, t)."""
     return f"bsr_rows<{value},{index},{pointer},{','.join(map(str, (*sizes, group)))}>"
 
 
 def best_tile(r: int, t: int) -> tuple[int, int] | None:
-    """Choose the tile of a block of C that each lane of a warp takes.
+    """Choose rows and columns of the tile of an r x t block that each lane takes; None if a warp has too few lanes.
 
     Measured: the best tile leaves the fewest lanes idle, has two columns, which are loaded at once, and is small, but
     smaller than the block.
-
-    `r, t`: rows and columns of the block.
-    Returns (int, int) or None: rows and columns of the tile; None if a warp has too few lanes.
-
-    Examples
-    --------
-    >>> best_tile(4, 4), best_tile(32, 32)
-    ((1, 2), None)
     """
     tiles = [(i, j) for i in TILE_SIDES for j in TILE_SIDES if r % i == t % j == 0 and r * t <= 32 * i * j]
     few = [(i, j) for i, j in tiles if i * j <= MOST_OF_LANE and i * j < r * t] or tiles
@@ -300,19 +232,6 @@ def best_tile(r: int, t: int) -> tuple[int, int] | None:
         return 32 // lanes * lanes, tile[1] == 2, -tile[0] * tile[1], tile[1]
 
     return max(few, key=rank)
-
-
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of block products for a choice of types; tests compile them all.
-
-    `value, index, pointer`: C types of values, block columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-    """
-    sides = *SIZES, LONGEST_SIDE + 1
-    methods = {method_of(value, (side, side, side), True, tf32) for side in sides for tf32 in (False, True)}
-    names = {name for method in methods for name in kernels(value, index, pointer, method)}
-    names |= {row_kernel(value, index, pointer, (side, side, side), 32) for side in SIZES if side <= ROW_SIDE}
-    return {"bsr/bsr.cu": tuple(sorted(names))}
 
 
 def _device() -> int:

@@ -39,9 +39,7 @@ def add_blocks(
 ) -> Any:
     """Add the product of the block of A at p and the block of B at q to the block of C at `at`, in the order of k.
 
-    Places count values. Each row of a block is one vector.
-
-    `a, b, c`: B and C have one dtype; A has that dtype or a less precise one.
+    Places count values. Each row of a block is one vector. B and C have one dtype; A has it too, or a less precise one.
     `sizes`: their lengths are r, s and t, for blocks of r x s times s x t.
     """
     r, s, t = (len(size) for size in sizes)
@@ -125,11 +123,8 @@ def multiply_rows(
     c: CsrArrays,
     sizes: tuple[tuple[int, ...], ...],
 ) -> None:
-    """Write the values of block rows ``[start, stop)`` of C.
+    """Write the values of block rows ``[start, stop)`` of C; `places` is scratch memory, (block columns of C,).
 
-    `a, b`: values as one array.
-    `places`: (block columns of C,) int64: scratch memory.
-    `c`: values are overwritten.
     `sizes`: their lengths are r, s and t, for blocks of r x s times s x t.
     """
     r, s, t = len(sizes[0]), len(sizes[1]), len(sizes[2])
@@ -149,11 +144,9 @@ def multiply_rows(
 def multiply_columns(
     a: CsrArrays, start: int, stop: int, x: ValueArray, y: ValueArray, sizes: tuple[tuple[int, ...], ...]
 ) -> None:
-    """Write block rows ``[start, stop)`` of a block matrix times a dense one.
+    """Write block rows ``[start, stop)`` of a block matrix times a dense one of few columns.
 
-    `a`: values as one array.
-    `x, y`: (ncols * columns,), (nrows * columns,): dense matrices of few columns, by rows; y is overwritten.
-    `sizes`: their lengths are r and s, for blocks of r x s, and the number of columns.
+    `x, y`: flat, by rows. `sizes`: their lengths are r and s, for blocks of r x s, and the number of columns.
     """
     r, s, t = len(sizes[0]), len(sizes[1]), len(sizes[2])
     for row in range(np.uintp(start), np.uintp(stop)):

@@ -42,58 +42,43 @@ class ProductArguments(NamedTuple):
     """A product as the kernels take it."""
 
     a: CsrArrays
-    b: RowRanges
-    """Its starts are moved if C is a triangle."""
-    ring: Semiring | None
-    """None for plus and times."""
-    wide: bool | None
-    """None if C has at most `WINDOW` columns: such a kernel takes half as long to compile. Else True."""
-    prefetches: bool
-    """Whether to prefetch rows of B."""
+    b: RowRanges  # its starts are moved if C is a triangle
+    ring: Semiring | None  # None for plus and times
+    wide: bool | None  # None if C has at most `WINDOW` columns: such a kernel takes half as long to compile. Else True
+    prefetches: bool  # whether to prefetch rows of B
 
 
 class RowExtent(NamedTuple):
     """What the products of a row come to."""
 
-    row: int
-    """Row of A."""
+    row: int  # row of A
     products: np.int64
-    first: np.int64
-    """First column of the row of C."""
-    last: np.int64
-    """Last column of the row of C; below `first` if there is none."""
-    parts: int
-    """Rows of B that take part."""
+    first: np.int64  # first column of the row of C
+    last: np.int64  # last column of the row of C; below `first` if there is none
+    parts: int  # rows of B that take part
 
 
 class RowsOut(NamedTuple):
     """Where rows of C go."""
 
-    indices: IndexArray
-    """(capacity + 1,): the spare entry takes all entries that do not fit."""
-    data: ValueArray
-    """(capacity + 1,)."""
-    ends: Int64Array
-    """``ends[i]`` becomes the number of entries in the first i + 1 rows."""
-    capacity: np.uint64
-    """Entries."""
+    indices: IndexArray  # (capacity + 1,): the spare entry takes all entries that do not fit
+    data: ValueArray  # (capacity + 1,)
+    ends: Int64Array  # ``ends[i]`` becomes the number of entries in the first i + 1 rows
+    capacity: np.uint64  # entries
 
 
 class Window(NamedTuple):
     """A dense accumulator. Between rows all totals are the semiring's zero and all marks are 0."""
 
     totals: ValueArray
-    hits: Bytes
-    """1 for each column that was hit."""
-    hits64: Bytes
-    """1 for each 64 columns of which one was hit."""
+    hits: Bytes  # 1 for each column that was hit
+    hits64: Bytes  # 1 for each 64 columns of which one was hit
 
 
 class SortBuffers(NamedTuple):
     """Room for the radix sort of the products of a row."""
 
-    keys: Words
-    """(2, products): the sort moves keys from one row to the other."""
+    keys: Words  # (2, products): the sort moves keys from one row to the other
     values: ValueArray
     bins: Int32Array
 
@@ -104,12 +89,9 @@ class Batch(NamedTuple):
     keys: Int32Array
     ordered: Words
     values: ValueArray
-    sizes: Words
-    """Products of each row."""
-    firsts: Words
-    """First column of each row."""
-    ends: Words
-    """End of each row in C."""
+    sizes: Words  # products of each row
+    firsts: Words  # first column of each row
+    ends: Words  # end of each row in C
 
 
 class Workspace(NamedTuple):
@@ -121,17 +103,13 @@ class Workspace(NamedTuple):
 
 
 class AllowedMask(NamedTuple):
-    """A mask that C is confined to, with a thread's hash table for a row of it.
-
-    Between rows totals are the semiring's zero, and hits are 0.
-    """
+    """A mask that C is confined to, with a hash table for a row; between rows totals are zero, and hits are 0."""
 
     indptr: Int64Array
     indices: IndexArray
     keys: IndexArray
     places: IndexArray
-    totals: ValueArray
-    """A total for each column of the longest row of the mask."""
+    totals: ValueArray  # a total for each column of the longest row of the mask
     hits: Bytes
 
 
@@ -142,33 +120,25 @@ class ForbiddenMask(NamedTuple):
     indices: IndexArray
     keys: IndexArray
     places: IndexArray
-    shift: Words
-    """(1,): the shift of the table's hash."""
+    shift: Words  # (1,): the shift of the table's hash
 
 
 class EpilogueArguments(NamedTuple):
     """An epilogue as the kernels take it."""
 
-    rows: ValueArray | None
-    """Factor for each row."""
-    columns: ValueArray | None
-    """Factor for each column."""
-    function: Any
-    """Compiled function of one value, or None."""
-    norm: int
-    """0 for none, else 1 more than the position in `product_spec.NORMS`."""
+    rows: ValueArray | None  # factor for each row
+    columns: ValueArray | None  # factor for each column
+    function: Any  # compiled function of one value, or None
+    norm: int  # 0 for none, else 1 more than the position in `product_spec.NORMS`
     drop_zeros: bool
 
 
 class Selection(NamedTuple):
     """How a row is cut to its largest entries."""
 
-    least: Any
-    """Smallest value to keep."""
-    top: int
-    """Most entries to keep."""
-    heap: ValueArray
-    """(top + 1,)."""
+    least: Any  # smallest value to keep
+    top: int  # most entries to keep
+    heap: ValueArray  # (top + 1,)
     skips_below: bool
     """Whether values below `least` may be left out while a row is made: `least` is above the semiring's zero, and no
     epilogue changes values."""
@@ -177,25 +147,19 @@ class Selection(NamedTuple):
 class RowCuts(NamedTuple):
     """What fused kernels keep of each row. Fields that are None are left out of the compiled code."""
 
-    allowed: AllowedMask | None
-    """The mask that rows are confined to."""
-    forbidden: ForbiddenMask | None
-    """The mask that rows are kept out of; not together with `allowed`."""
+    allowed: AllowedMask | None  # the mask that rows are confined to
+    forbidden: ForbiddenMask | None  # the mask that rows are kept out of; not together with `allowed`
     epilogue: EpilogueArguments | None
     selection: Selection | None
-    diagonal: int | None
-    """The first wanted column of row 0, one more for each row after it; None for whole rows."""
+    diagonal: int | None  # the first wanted column of row 0, one more for each row after it; None for whole rows
 
 
 class MaskRow(NamedTuple):
     """A row of a mask."""
 
-    columns: IndexArray
-    """Columns of the whole mask."""
-    first: np.uintp
-    """First entry of the row."""
-    length: np.uintp
-    """Entries of the row."""
+    columns: IndexArray  # columns of the whole mask
+    first: np.uintp  # first entry of the row
+    length: np.uintp  # entries of the row
 
 
 class _WritableAlias:
@@ -207,9 +171,9 @@ class _WritableAlias:
 
 
 def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array, or one of the same memory, contiguous and not marked read-only.
+    """Return the array, or one of the same memory, contiguous and not marked read-only; no kernel writes to operands.
 
-    Numba compiles once more for read-only arrays. No kernel writes to its operands.
+    Numba compiles once more for read-only arrays.
     """
     array = np.ascontiguousarray(array)
     return array if array.flags.writeable else np.asarray(_WritableAlias(array))

@@ -37,7 +37,6 @@ class CpuEngine(Engine):
     ) -> CSR:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries, one at least.
 
-        `a`: (n, k); `b`: (k, m), its rows numbered by the columns of `a`.
         `workspace`: bytes that may be used beyond operands and result, if the engine has a choice.
         """
         from spdist.kernels.cpu import multiply as cpu

@@ -44,10 +44,7 @@ STRIDE = np.uintp(32)
 
 @tight
 def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None:
-    """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first.
-
-    `heap`: (n,) array.
-    """
+    """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first."""
     child = np.uintp(2) * root + np.uintp(1)
     while child < n:
         if child + np.uintp(1) < n and heap[child + np.uintp(1)] < heap[child]:
@@ -63,9 +60,7 @@ def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None
 def find_cut(values: ValueArray, n: np.uintp, least: Any, top: int, heap: ValueArray) -> Any:
     """Return the smallest of the first `n` values to keep, and how many entries equal to it to keep.
 
-    `least`: smaller values are not kept.
-    `top`: most entries to keep.
-    `heap`: (top,) array: overwritten.
+    `least`: smaller values are not kept. `top`: most entries to keep. `heap`: (top,), overwritten.
     """
     held = np.uintp(0)
     at = np.uintp(0)
@@ -90,10 +85,7 @@ def find_cut(values: ValueArray, n: np.uintp, least: Any, top: int, heap: ValueA
 
 @part
 def finish_row(row: RowsOut, n: np.uintp, number: int, epilogue: EpilogueArguments | None) -> Any:
-    """Scale, map and normalise the `n` values of a row in place, and drop zeros; return how many entries are left.
-
-    `number`: the row's place in the factors for rows.
-    """
+    """Scale, map and normalise the `n` values of a row in place, and drop zeros; return how many entries are left."""
     if epilogue is None:
         return n
     for t in range(n):
@@ -118,36 +110,21 @@ def finish_row(row: RowsOut, n: np.uintp, number: int, epilogue: EpilogueArgumen
 
 @inlined
 def scale(values: ValueArray, at: int, factors: ValueArray | None, number: int) -> None:
-    """Multiply a value by a factor, in place.
-
-    `factors`: if None, the compiled code is empty.
-    `number`: the factor's place.
-    """
+    """Multiply a value by a factor, in place; without factors the compiled code is empty."""
     if factors is not None:
         values[at] *= factors[number]
 
 
 @inlined
 def apply(values: ValueArray, at: int, function: Callable[[Any], Any] | None) -> None:
-    """Replace a value by a function of it.
-
-    Parameters
-    ----------
-    values : array
-    at : int
-    function : compiled function or None
-        If None, the compiled code is empty.
-    """
+    """Replace a value by a function of it; without a function the compiled code is empty."""
     if function is not None:
         values[at] = function(values[at])
 
 
 @inlined
 def norm_of(values: ValueArray, n: np.uintp, norm: int) -> Any:
-    """Return the norm of the first `n` values.
-
-    `norm`: 1 more than the position in `product_spec.NORMS`.
-    """
+    """Return the norm of the first `n` values; `norm` is 1 more than the position in `product_spec.NORMS`."""
     size = 0.0
     for t in range(n):
         value = abs(values[t])
@@ -160,10 +137,6 @@ def keep_row(row: RowsOut, n: np.uintp, selection: Selection | None, c: RowsOut,
     """Copy the entries to keep of the `n` entries of a row to C from place `at` on; return the next place.
 
     Places from the capacity on are counted, but all written to one spare entry.
-
-    `row`: the finished row, from place 0 on.
-    `n`: entries of the row.
-    `selection`: none keeps all entries.
     """
     if selection is None:
         fits = at + n <= c.capacity
@@ -195,10 +168,6 @@ def make_dense(
     """Make a row whose columns fit the window; return how many values are at least `least`.
 
     Pre: `least` is above the semiring's zero; all totals are zero, before and after.
-
-    `product, forbidden, c`: as for `make_row`.
-    `least`: smallest value to keep.
-    `totals`: the totals of a `Window`.
     """
     a, b, row, first, ring = product.a, product.b, extent.row, np.uintp(extent.first), product.ring
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -214,10 +183,7 @@ def make_dense(
 def scan(totals: ValueArray, first: np.uintp, columns: np.uintp, least: Any, c: RowsOut, zero: Any) -> Any:
     """Move the totals that are at least `least` to C from place 0 on, and clear all; return how many there are.
 
-    `totals`: of `columns` columns, rounded up to `STRIDE`.
-    `first`: column of ``totals[0]``.
-    `least`: smallest value to keep; above `zero`.
-    `zero`: the semiring's zero.
+    Pre: `least` is above `zero`. `totals`: of `columns` columns, rounded up to `STRIDE`; the first is column `first`.
     """
     at = np.uintp(0)
     for t in range(np.uintp(0), columns, STRIDE):
@@ -240,13 +206,9 @@ def make_row(
     product: ProductArguments, row: int, forbidden: ForbiddenMask | None, selection: Selection | None, work: Workspace,
     c: RowsOut,
 ) -> Any:  # fmt: skip
-    """Make one row of C from place 0 on, without its forbidden columns; return its entries.
+    """Make one row of C from place 0 on, without its forbidden columns; return its entries. `c` has room for the row.
 
     Values that `selection` leaves out anyway may be missing.
-
-    `row`: row of A.
-    `forbidden`: the mask that the row is kept out of.
-    `c`: room for the whole row.
     """
     extent = row_extent(product.a, product.b, row)
     none = np.uintp(0)
@@ -274,8 +236,6 @@ def make_without_forbidden(
 
     Looking up a product in the mask costs more than adding it. If the mask's row is far shorter than the products, the
     row is made whole, and its forbidden entries are dropped afterwards.
-
-    `product, row, forbidden, selection, work, c`: as for `make_row`; `forbidden` is a mask.
     """
     start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
     if MASK_GAIN * (stop - start) > np.uintp(row_extent(product.a, product.b, row).products):
@@ -299,7 +259,6 @@ def make_under_mask(
 ) -> Any:  # fmt: skip
     """Make one row of C under a mask, from place 0 on; return its entries.
 
-    `product, row, work, c`: as for `make_row`.
     `allowed, forbidden`: the fields of `cuts`, as arguments: None leaves code out.
     """
     if allowed is not None:
@@ -313,11 +272,9 @@ def make_under_mask(
 def fused_rows(
     product: ProductArguments, cuts: RowCuts, start: int, stop: int, work: Workspace, row_buffer: RowsOut, c: RowsOut
 ) -> Any:
-    """Make rows ``[start, stop)`` of C, under a mask and cut, until C is full.
+    """Make rows ``[start, stop)`` of C, under a mask and cut, until C is full; return as `rowwise.multiply_rows` does.
 
-    `product, start, stop, work, c`: as for `rowwise.multiply_rows`.
-    `row_buffer`: room for the longest row before it is cut, and for one end.
-    Returns `rows, needed`: as `rowwise.multiply_rows` returns them, counting the entries that are kept.
+    Entries that are cut do not count. `row_buffer`: room for the longest row before it is cut, and for one end.
     """
     at, origin, last = np.uintp(0), np.uintp(start), np.uintp(stop)
     for row in range(origin, last):
@@ -337,10 +294,8 @@ def fused_rows(
 def cut_rows(
     c: CsrArrays, epilogue: EpilogueArguments | None, selection: Selection | None, row_buffer: RowsOut
 ) -> None:
-    """Apply epilogue, threshold and top-n to the rows of a sum of products, in place.
+    """Apply epilogue, threshold and top-n to the rows of a sum of products; entries that are kept move to the front.
 
-    `c`: entries that are kept move to the front.
-    `epilogue, selection`: the fields of `RowCuts`.
     `row_buffer`: room for the longest row.
     """
     at, start = np.uintp(0), np.uintp(0)

@@ -42,23 +42,16 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 @inlined
 def first_slot(column: np.uintp, shift: np.uint64) -> Any:
-    """Return where the search for a column starts.
-
-    `shift`: as `fill_table` returns it.
-    """
+    """Return where the search for a column starts; `shift` is from `fill_table`."""
     return np.uintp((np.uint64(column) * MULTIPLIER) >> np.uint64(shift))
 
 
 @tight
 def fill_table(keys: IndexArray, places: IndexArray, columns: IndexArray, start: np.uintp, stop: np.uintp) -> Any:
-    """Enter a row of a mask into a hash table; return the shift of the hash.
+    """Enter a row of a mask, entries ``[start, stop)``, into a hash table; return the shift of the hash.
 
     The table uses only as many slots as the row needs, at least `TABLE_SLOTS` for each column, so that clearing it
-    costs no more than the row.
-
-    `keys, places`: (nslots,) int: take each column, and its place in the row, counted from `start`.
-    `columns`: (nnz,) int: columns of the mask.
-    `start, stop`: the row's entries.
+    costs no more than the row. Places are counted from `start`.
     """
     bits = np.uint64(4)
     while (np.uintp(1) << bits) < np.uintp(TABLE_SLOTS) * (stop - start):
@@ -77,11 +70,7 @@ def fill_table(keys: IndexArray, places: IndexArray, columns: IndexArray, start:
 
 @inlined
 def find_slot(keys: IndexArray, column: np.uintp, shift: np.uint64) -> Any:
-    """Return the slot that holds a column, or an empty one if none does.
-
-    `keys`: (nslots,) int: columns, or `EMPTY`.
-    `shift`: as `fill_table` returns it.
-    """
+    """Return the slot that holds a column, or an empty one if none does."""
     last = (np.uintp(1) << (np.uint64(64) - np.uint64(shift))) - np.uintp(1)
     slot = first_slot(column, shift)
     while keys[slot] != column and keys[slot] != EMPTY:
@@ -91,10 +80,7 @@ def find_slot(keys: IndexArray, column: np.uintp, shift: np.uint64) -> Any:
 
 @inlined
 def is_forbidden(forbidden: ForbiddenMask | None, column: np.uintp) -> Any:
-    """Whether the row of the mask that C is kept out of has a column.
-
-    `forbidden`: its table holds the row. If None, the compiled code has no test.
-    """
+    """Whether the row of the mask that C is kept out of has a column; without a mask the compiled code has no test."""
     if forbidden is None:
         return False
     keys = forbidden.keys
@@ -103,10 +89,7 @@ def is_forbidden(forbidden: ForbiddenMask | None, column: np.uintp) -> Any:
 
 @tight
 def first_at_least(indices: IndexArray, start: np.uintp, stop: np.uintp, column: np.uintp) -> Any:
-    """Return the first place in ``indices[start:stop]`` with a column of at least `column`; `stop` if there is none.
-
-    `indices`: (nnz,) int: ascending from `start` to `stop`.
-    """
+    """Return the first place in ``indices[start:stop]``, which rise, with a column of at least `column`; or `stop`."""
     while start < stop:
         middle = (start + stop) >> np.uintp(1)
         if np.uintp(indices[middle]) < column:
@@ -121,13 +104,9 @@ def search_row(
     product: ProductArguments, k: np.uintp, value: Any, mask: MaskRow, base: np.uintp | None, totals: ValueArray,
     hits: Bytes,
 ) -> None:  # fmt: skip
-    """Add the products of a long row of B by searching it for each of the mask's columns.
+    """Add the products of value and a long row k of B by searching the row for each of the mask's columns.
 
     Totals and hits are numbered by the column less `base`, or by the place in the mask's row if `base` is None.
-
-    `k`: row of B.
-    `value`: value of A to multiply with.
-    `totals, hits`: take the sums, and a mark for each column that was hit.
     """
     b, (columns, first, n) = product.b, mask
     start, stop = np.uintp(b.starts[k]), np.uintp(b.stops[k])
@@ -148,10 +127,6 @@ def inside_window(product: ProductArguments, row: int, allowed: AllowedMask, win
 
     A column's mark selects between two values, not between two branches: the processor would mispredict the branch for
     most marked columns, and a misprediction costs more than a product.
-
-    `row`: row of A and of the mask.
-    `window`: cleared before and after.
-    `c`: room for the mask's row.
     """
     a, b, ring, columns, (totals, hits, _) = product.a, product.b, product.ring, allowed.indices, window
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
@@ -186,10 +161,7 @@ def inside_window(product: ProductArguments, row: int, allowed: AllowedMask, win
 
 @part
 def inside_table(product: ProductArguments, row: int, allowed: AllowedMask, c: RowsOut) -> Any:
-    """Make one row of C inside a row of the mask, of any columns, from place 0 on; return its entries.
-
-    `product, row, allowed, c`: as for `inside_window`.
-    """
+    """Make one row of C inside a row of the mask, of any columns, from place 0 on; return its entries."""
     a, b, ring = product.a, product.b, product.ring
     _, columns, keys, places, totals, hits = allowed
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])
@@ -225,8 +197,6 @@ def multiply_inside(
 ) -> Any:
     """Make one row of C inside a row of the mask, from place 0 on; return its entries.
 
-    `product, work`: as for `rowwise.multiply_rows`.
-    `c`: room for the row.
     `wide`: the field of `product`, as an argument: None leaves code out.
     """
     first, last = np.uintp(allowed.indptr[row]), np.uintp(allowed.indptr[row + np.uintp(1)])

@@ -34,40 +34,12 @@ def multiply(
     workspace_limit: int | None = None,
     spec: ProductSpec = PLAIN,
 ) -> CSR:
-    """Return ``a @ b``, or the product that a specification asks for.
+    """Return ``a @ b`` of canonical operands, or the product that a specification asks for; engines give equal bits.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Canonical; ``a.ncols == b.nrows``. Any dtypes that `check_dtype` accepts; int32 or int64 indices.
-    engine : {"auto", "scipy", "numba"}
-        "auto" takes the engine that `prepare.choose` returns. The result has the same bits with each engine.
-    threads : int
-        Most threads; small products use one.
-    workspace_limit : int, optional
-        Bytes that "auto" may use beyond operands and result.
-    spec : ProductSpec
-        Semiring, mask, triangle, epilogue, threshold, top-n, order of rows. Only "numba" multiplies by a specification
-        that is not plain, and "auto" then takes it.
-
-    Returns
-    -------
-    CSR
-        Canonical, but for the order of rows if the specification leaves it open; with the structural pattern,
-        ``index_dtype(b.ncols)`` and ``result_dtype``, or the semiring's dtype.
-
-    Raises
-    ------
-    MatrixError
-        If the shapes or dtypes do not fit.
-    InputError
-        If `engine` is "scipy" and the specification is not plain, or Numba does not compile a function of it.
-
-    Examples
-    --------
-    >>> a = CSR(np.array([0, 1, 2]), np.array([1, 0], np.int32), np.array([2.0, 3.0]), (2, 2))
-    >>> multiply(a, a).data
-    array([6., 6.])
+    C has the structural pattern; its rows are sorted unless the specification leaves their order open.
+    `workspace_limit`: bytes that "auto" may use beyond operands and result; it takes what `prepare.choose` returns.
+    Raises `MatrixError` if shapes or dtypes do not fit; `InputError` if "scipy" has to make a product that is not
+    plain, or Numba does not compile a function of the specification.
     """
     product = prepare(a, b, engine, threads, workspace_limit, spec)
     return _make_rows(product, None, 0)
@@ -84,15 +56,10 @@ def multiply_rows(
     workspace_limit: int | None = None,
     spec: ProductSpec = PLAIN,
 ) -> CSR:
-    """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries.
+    """Return as many whole rows of ``a @ b``, from `start` on, as fit in `capacity` entries; one at least.
 
-    `a, b`: as for `multiply`.
-    `start`: first row, ``0 <= start <= a.nrows``.
-    `capacity`: entries of C. If the first row alone is longer, it is returned whole.
-    `engine, threads, workspace_limit, spec`: as for `multiply`; a mask has a row for each row of `a`. Entries that are
-    cut from a row need no capacity.
-    Returns rows ``[start, start + result.nrows)`` of C: one at least, unless `start` is ``a.nrows``. Buffers for
-    `capacity` entries are reserved, but only what is written takes memory, and the rest is given back.
+    A mask has a row for each row of `a`. Entries that are cut from a row need no capacity. Buffers for `capacity`
+    entries are reserved, but only what is written takes memory, and the rest is given back.
     Raises `InputError` if `start` is not in the range or `capacity` is negative.
     """
     if not 0 <= start <= a.nrows or capacity < 0:
@@ -101,11 +68,7 @@ def multiply_rows(
 
 
 def cut(c: CSR, spec: ProductSpec) -> CSR:
-    """Apply epilogue, threshold and top-n to the rows of a sum of partial products.
-
-    `c`: canonical. Its arrays are overwritten.
-    `spec`: its semiring, mask and triangle were applied to the partial products already.
-    """
+    """Apply epilogue, threshold and top-n to the rows of a canonical sum of products; its arrays are overwritten."""
     if not spec.finishes or not c.nnz:
         return c
     from spdist.kernels.cpu import numba_engine

@@ -42,10 +42,7 @@ log = logging.getLogger("spdist")
 
 
 class _CompileListener(event.Listener):
-    """Notes when Numba compiles a kernel, which it does under a lock; the kernel's parts are compiled meanwhile.
-
-    Functions of other packages in the process are none of spdist's.
-    """
+    """Notes when Numba compiles a kernel of spdist, under Numba's lock; the kernel's parts are compiled meanwhile."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -96,9 +93,9 @@ class _CacheFile(IndexDataCacheFile):
 class _LockedCache(FunctionCache):
     """A kernel's cache on disk to which one process writes at a time.
 
-    Two processes that wrote at once would take one file name for the code of two types, and Numba would later run the
-    code of one with arrays of the other. What is cached is valid as long as no source of the kernels changes: Numba
-    itself looks at the kernel's own file, not at those of its parts.
+    Two processes that wrote at once would take one file name for the code of two types, and Numba would later run one
+    type's code with arrays of the other. Cached code is valid as long as no source of the kernels changes: Numba itself
+    looks at the kernel's own file, not at the files of its parts.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -129,10 +126,7 @@ class _QuickCache(_LockedCache):
 
 
 def kept(function: Function, **options: Any) -> Function:
-    """Compile a function with these options, and cache it on disk if Numba finds a folder that can be written to.
-
-    `**options`: options of `numba.njit`.
-    """
+    """Compile a function with options of `numba.njit`; cache it on disk if Numba finds a folder it can write to."""
     try:
         cache: Any = (_LockedCache if options.get("_nrt", True) else _QuickCache)(function)
     except RuntimeError as error:
@@ -220,11 +214,9 @@ def content_of(function: Callable[..., Any]) -> Hashable:
 
 
 def check_functions(functions: dict[str, tuple[Callable[..., Any], str]], dtype: np.dtype[Any]) -> None:
-    """Check that Numba compiles the user's functions, `ProductSpec.functions`, for a C of this dtype.
+    """Raise `InputError` with the reason if Numba does not compile `ProductSpec.functions` for a C of this dtype.
 
     `functions`: by the name for the message: a function, and its arguments as text.
-    `dtype`: dtype of C.
-    Raises `InputError` if Numba refuses a function; the message names it and the reason.
     """
     for what, (function, arguments) in functions.items():
         hashable = isinstance(function, Hashable)  # `callable_part` caches it
@@ -265,10 +257,7 @@ def unsaved(function: Any) -> Any:
 
 
 def entry_point(kernel: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return the compiled code of a kernel for arguments of these types; it does not look at types again.
-
-    `*arguments`: of one call; those of others must have the same types.
-    """
+    """Return the compiled code of a kernel for arguments of these types; later calls must pass the same types."""
     code: Callable[..., Any] = kernel.compile(tuple(kernel.typeof_pyval(one) for one in arguments))
     return code
 
@@ -304,18 +293,12 @@ def _unbox(kind: RingType, ring: Any, c: Any) -> Any:
 
 
 def fold(total: Any, value: Any, ring: Semiring | None) -> Any:
-    """Return `total` with one product added.
-
-    `ring`: none for plus and times, here and below.
-    """
+    """Return `total` with one product added; `ring` is None for plus and times, here and below."""
     return total + value if ring is None else ring.add(total, value)
 
 
 def product(like: Any, x: Any, y: Any, ring: Semiring | None) -> Any:
-    """Return the product of x and y, in the type of `like`.
-
-    `x, y`: values of A and B.
-    """
+    """Return the product of x, a value of A, and y, a value of B, in the type of `like`."""
     return x * y if ring is None else type(like)(ring.multiply(x, y))
 
 

@@ -53,8 +53,8 @@ BuffersKey: TypeAlias = tuple[np.dtype[Any], np.dtype[Any], int, Semiring | None
 class IdleBuffers:
     """Buffers of threads that have made their rows, for the next product of the same kind.
 
-    To map and to clear them takes longer than the rows of a small product. Those of one kind are kept: no more than
-    products of this process had at a time, and about 10 MiB a thread.
+    To map and to clear them takes longer than the rows of a small product. Only buffers of one kind are kept: no more
+    than products of this process had at a time, and about 10 MiB a thread.
     """
 
     def __init__(self) -> None:
@@ -82,9 +82,8 @@ _idle_buffers = IdleBuffers()
 
 
 class NumbaRows:
-    """Rows ``[start, stop)`` of a product, cut into slices that threads make; the engine `numba`.
+    """Rows ``[start, stop)`` of a product, made by threads in slices; one thread makes one slice, in place in C.
 
-    `threads`: one thread makes all rows as one slice, in their place in C.
     `bound`: products of all rows, which bound their entries from above.
     """
 
@@ -198,9 +197,9 @@ def _cut_rows(product: PreparedProduct, start: int, stop: int, most: int, thread
 
 
 def cut_rows_in_place(c: CSR, spec: ProductSpec) -> None:
-    """Apply epilogue, threshold and top-n to the rows of a sum of products; entries that are kept move to the front.
+    """Apply epilogue, threshold and top-n to the rows of a canonical sum of products, which has an entry.
 
-    `c`: canonical, with one entry at least; ``c.indptr[-1]`` says afterwards how many entries are kept.
+    Entries that are kept move to the front; ``c.indptr[-1]`` says how many they are.
     """
     dtype = np.dtype(f"u{c.dtype.itemsize}") if c.dtype.kind == "b" else c.dtype
     longest = longest_row(c)
@@ -259,7 +258,7 @@ def _mask_arguments(
 ) -> tuple[AllowedMask | None, ForbiddenMask | None]:
     """Return the mask that rows are confined to, or kept out of, with one thread's hash table.
 
-    `longest` is the number of entries of the mask's longest row, and `zero` is (1,).
+    `longest`: entries of the mask's longest row. `zero`: (1,).
     """
     mask = product.spec.mask
     if mask is None:
@@ -273,12 +272,7 @@ def _mask_arguments(
 
 
 def new_workspace(ncols: int, dtype: np.dtype[Any], zero: Any = 0) -> Workspace:
-    """Return the buffers of one thread, of `workspace.cpu_workspace` bytes.
-
-    `ncols`: columns of C.
-    `dtype`: dtype that kernels compute in.
-    `zero`: the semiring's zero.
-    """
+    """Return the buffers of one thread, `workspace.cpu_workspace` bytes; `zero` is the semiring's."""
     columns, products = cpu_sizes.window_columns(ncols), cpu_sizes.sort_products(ncols)
     padded = columns + cpu_sizes.PADDING
     totals = np.full(padded, zero, dtype) if zero else np.zeros(padded, dtype)  # zeros take no memory until written

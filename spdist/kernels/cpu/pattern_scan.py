@@ -48,30 +48,13 @@ def _columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> 
 
 
 def columns(indptr: Int64Array, indices: IndexArray, first: int, last: int) -> tuple[int, int, bool]:
-    """As `PatternScan.columns`, compiled.
-
-    `indptr`: (nrows + 1,) int64.
-    `indices`: (nnz,) int32 or int64.
-
-    Examples
-    --------
-    >>> columns(np.array([0, 2, 3]), np.array([1, 3, 0], np.int32), 0, 3)
-    (0, 3, True)
-    """
+    """As `PatternScan.columns`, compiled."""
     low, high, rise = _columns(writable(indptr), writable(indices), first, last)
     return int(low), int(high), bool(rise)
 
 
 def offsets_rise(indptr: Int64Array, first: int, last: int) -> bool:
-    """As `PatternScan.offsets_rise`, compiled.
-
-    `indptr`: (nrows + 1,) int64.
-
-    Examples
-    --------
-    >>> offsets_rise(np.array([0, 2, 1]), 0, 3)
-    False
-    """
+    """As `PatternScan.offsets_rise`, compiled."""
     return bool(_offsets_rise(writable(indptr), first, last))
 
 

@@ -30,21 +30,16 @@ _left_to_scipy: Counter[tuple[Any, ...]] = Counter()
 class RowBuffers(NamedTuple):
     """Where an engine writes rows of C."""
 
-    indices: IndexArray
-    """(capacity + 1,): one spare entry takes what does not fit."""
-    data: ValueArray
-    """(capacity + 1,)."""
-    ends: Int64Array
-    """(rows,): ``ends[i]`` becomes the number of entries in the first i + 1 rows."""
-    capacity: int
-    """Entries."""
+    indices: IndexArray  # (capacity + 1,): one spare entry takes what does not fit
+    data: ValueArray  # (capacity + 1,)
+    ends: Int64Array  # (rows,): ``ends[i]`` becomes the number of entries in the first i + 1 rows
+    capacity: int  # entries
 
 
 class RowsOfProduct(Protocol):
     """Consecutive rows of a product, ready to be made by an engine."""
 
-    bound: int
-    """Bound on their entries."""
+    bound: int  # bound on their entries
 
     def make(self, out: RowBuffers) -> tuple[int, int]:
         """Make the rows; return how many fit, and the entries of these rows and of the first that did not fit."""
@@ -85,11 +80,7 @@ class PreparedProduct:
 def prepare(
     a: CSR, b: CSR, engine: str, threads: int, workspace_limit: int | None, spec: ProductSpec
 ) -> PreparedProduct:
-    """Check a product, choose its engine, and convert its operands.
-
-    `a, b, engine, threads, workspace_limit, spec`: as for `multiply.multiply`.
-    Raises `MatrixError, InputError` As for `multiply.multiply`.
-    """
+    """Check a product, choose its engine, and convert its operands; raises as `multiply.multiply` does."""
     check_product_shapes(a.shape, b.shape)
     if engine not in ("auto", SCIPY, NUMBA):
         raise InputError(f"engine={engine!r} is not one of auto, scipy, numba")
@@ -132,14 +123,11 @@ def choose(
     sort: bool = True,
     products: int | None = None,
 ) -> tuple[str, str]:
-    """Choose the engine for ``a @ b`` by time and memory; both engines give the same bits.
+    """Choose the engine for ``a @ b`` by time and memory; return it, and the reason for people.
 
     Products that this process has left to SciPy count too: a caller of many small ones gets the quicker kernels.
-
-    `workspace_limit`: bytes allowed beyond operands and result.
-    `sort`: whether rows of C must be sorted; kernels that do not sort are compiled apart.
-    `products`: of ``a @ b``; by default estimated, for which both must be a `CSR`.
-    Returns `reason`: why, for people.
+    `workspace_limit`: bytes allowed beyond operands and result. `sort`: whether rows of C must be sorted; kernels that
+    do not sort are compiled apart. `products`: by default estimated, for which both must be a `CSR`.
     """
     kernels = _specialisation(a, b, sort)
     if kernels in _loaded:

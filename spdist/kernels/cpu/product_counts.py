@@ -16,20 +16,9 @@ SAMPLE = 1 << 16
 
 
 def row_products(a: CSR, b_row_nnz: npt.NDArray[np.integer[Any]]) -> Int64Array:
-    """Count the products of each row of ``C = A @ B``.
+    """Count the products of each row of ``C = A @ B`` from the entries of each row of B; they bound the entries of C.
 
-    `b_row_nnz`: (a.ncols,) integers: entries in each row of B.
-    Returns (a.nrows,) int64: products per row. Summed over a row block they bound that block's nnz(C) from above.
-
-    References
-    ----------
-    .. [1] A. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1, by rows.
-
-    Examples
-    --------
-    >>> a = CSR(np.array([0, 2, 2]), np.array([0, 1], np.int32), np.ones(2), (2, 2))
-    >>> row_products(a, np.array([3, 1]))
-    array([4, 0])
+    A. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015, equation 1, by rows.
     """
     out = np.zeros(a.nrows, np.int64)
     rows = np.flatnonzero(a.indptr[1:] > a.indptr[:-1])
@@ -43,17 +32,7 @@ def row_products(a: CSR, b_row_nnz: npt.NDArray[np.integer[Any]]) -> Int64Array:
 
 
 def estimate_products(a: CSR, b: CSR, sample: int = SAMPLE) -> int:
-    """Estimate the products of ``a @ b`` from at most `sample` evenly spaced entries of A.
-
-    `a, b`: ``a.ncols == b.nrows``.
-    Returns exact if A has no more than `sample` entries.
-
-    Examples
-    --------
-    >>> a = CSR(np.array([0, 2, 2]), np.array([0, 1], np.int32), np.ones(2), (2, 2))
-    >>> estimate_products(a, a)
-    2
-    """
+    """Estimate the products of ``a @ b`` from at most `sample` evenly spaced entries of A; exact if A has no more."""
     step = max(1, -(-a.nnz // sample))
     k = a.indices[::step]
     return int((b.indptr[k + 1] - b.indptr[k]).sum(dtype=np.int64)) * a.nnz // max(len(k), 1)

@@ -36,19 +36,7 @@ DENSE_COLUMNS = 1 << 20
 
 
 def reduce_rows(reduction: Reduction, c: CSR, first_row: int) -> PartialReduction:
-    """Reduce some rows of C.
-
-    `c`: rows of C.
-    `first_row`: the number in C of the first of these rows.
-
-    Examples
-    --------
-    >>> c = CSR(np.array([0, 2, 3]), np.array([0, 1, 1], np.int32), np.array([1.0, 2.0, 4.0]), (2, 2))
-    >>> reduce_rows("row_sums", c, 0).values
-    array([3., 4.])
-    >>> reduce_rows("trace", c, 0).values
-    array([5.])
-    """
+    """Reduce some rows of C, of which the first has the number `first_row`."""
     dtype = sum_dtype(c.dtype)
     if isinstance(reduction, Histogram):
         from spdist.kernels.cpu.finished.histogram import histogram  # loads Numba
@@ -103,12 +91,9 @@ def reduce_linear(
     reduction: Reduction, a: Iterable[CSR], b: Iterable[CSR], shapes: tuple[tuple[int, int], tuple[int, int]],
     dtype: np.dtype[Any],
 ) -> Any:  # fmt: skip
-    """Return sums of ``A @ B`` from products with vectors of ones, without making C.
+    """Return sums of ``A @ B``, of all of it, rows or columns, from products with vectors of ones, without making C.
 
-    `a, b`: successive row blocks. "column_sums" reads A first, the others read B first.
-    `shapes`: (shape of A, shape of B).
-    `dtype`: dtype of the sums.
-    Returns the sum, (nrows,) row sums, or (ncols,) column sums of C.
+    `a, b`: successive row blocks; "column_sums" reads A first, the others read B first. `shapes`: of A and of B.
     """
     if reduction == "column_sums":
         weights = _column_sums_of_blocks(a, shapes[0][1], dtype)
@@ -132,12 +117,9 @@ def _column_sums_of_blocks(blocks: Iterable[CSR], ncols: int, dtype: np.dtype[An
 
 
 def reduce_product(reduction: Reduction, a: CSR, b: CSR, *, threads: int, spec: ProductSpec) -> Any:
-    """Return a reduction of the product of two matrices in memory.
+    """Return a reduction of the product of two canonical matrices in memory, as `reduction_spec.final_value` has it.
 
-    `a, b`: canonical.
-    `threads`: each thread holds the C of at most `SLICE_PRODUCTS` products, or of one row.
-    Returns as `reduction_spec.final_value` has it.
-    Raises `MatrixError, InputError` As for `multiply.multiply`.
+    Each thread holds the C of at most `SLICE_PRODUCTS` products, or of one row. Raises as `multiply.multiply` does.
     """
     dtype = spec.semiring.result_dtype(a.dtype, b.dtype)
     spec.check((a.nrows, b.ncols), dtype)

@@ -24,10 +24,7 @@ SAMPLES = 8
 def least_of_rows(indptr: IndexArray, indices: IndexArray, start: int, least: ValueArray, out: ValueArray) -> None:
     """Lower the numbers of each row to the minima of the numbers of its columns.
 
-    `indptr, indices`: CSR arrays of some rows.
-    `start`: number of the first of these rows in `out`.
-    `least`: (ncols, SAMPLES) float32: numbers of the columns.
-    `out`: (nrows, SAMPLES) float32: numbers of the rows; changed.
+    `start`: number of the first of these rows in `out`, (nrows, SAMPLES). `least`: (ncols, SAMPLES).
     """
     for row in range(len(indptr) - 1):
         at = np.uintp(start + row)
@@ -41,10 +38,7 @@ def least_of_rows(indptr: IndexArray, indices: IndexArray, start: int, least: Va
 def least_of_columns(indptr: IndexArray, indices: IndexArray, start: int, least: ValueArray, out: ValueArray) -> None:
     """Lower the numbers of each column to the minima of the numbers of its rows.
 
-    `indptr, indices`: CSR arrays of some rows.
-    `start`: number of the first of these rows in `least`.
-    `least`: (nrows, SAMPLES) float32: numbers of the rows.
-    `out`: (ncols, SAMPLES) float32: numbers of the columns; changed.
+    `start`: number of the first of these rows in `least`, (nrows, SAMPLES). `out`: (ncols, SAMPLES).
     """
     for row in range(len(indptr) - 1):
         at = np.uintp(start + row)

@@ -32,10 +32,7 @@ Returns how many rows fit, and the entries of these rows and of the first row th
 
 
 class ScipyRows:
-    """Rows ``[start, stop)`` of a plain product, made by SciPy; the engine `scipy`.
-
-    `bound`: products of all rows, which bound their entries from above.
-    """
+    """Rows ``[start, stop)`` of a plain product, made by SciPy; `bound` counts their products."""
 
     def __init__(self, product: PreparedProduct, start: int, stop: int, threads: int) -> None:
         self.product, self.start, self.stop, self.threads = product, start, stop, threads
@@ -79,10 +76,7 @@ def _filler(product: PreparedProduct) -> FillRows:
 
 
 def slice_stop(product: PreparedProduct, start: int, stop: int) -> tuple[int, int]:
-    """Return the end of a slice of about `SCIPY_SLICE_PRODUCTS` products, one row at least, and its products.
-
-    `start, stop`: rows of C; the slice begins at `start` and ends at `stop` at the latest.
-    """
+    """Return the end of a slice of about `SCIPY_SLICE_PRODUCTS` products, one row at least, and its products."""
     a, b = product.a, product.b
     begin = int(a.indptr[start])
     last = int(np.searchsorted(a.indptr, begin + SCIPY_SLICE_PRODUCTS, side="right")) - 1

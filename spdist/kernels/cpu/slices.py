@@ -40,40 +40,29 @@ TURNS = 512
 class SliceQueue(NamedTuple):
     """The slices of a product, shared by all threads."""
 
-    rows: Int64Array
-    """(slices + 1,): first row of each slice, and the row after the last slice."""
-    products: Int64Array
-    """(slices,)."""
-    counts: Int64Array
-    """(slices,): entries of each slice; -1 until they are known."""
-    offsets: Int64Array
-    """(slices + 1,): entries of C before each slice, known up to the frontier."""
-    counters: Int64Array
-    """(COUNTERS,)."""
-    longest: int
-    """Bound on the entries of a row of C."""
+    rows: Int64Array  # (slices + 1,): first row of each slice, and the row after the last slice
+    products: Int64Array  # (slices,)
+    counts: Int64Array  # (slices,): entries of each slice; -1 until they are known
+    offsets: Int64Array  # (slices + 1,): entries of C before each slice, known up to the frontier
+    counters: Int64Array  # (COUNTERS,)
+    longest: int  # bound on the entries of a row of C
 
 
 class SliceBuffers(NamedTuple):
     """What one thread makes slices with."""
 
     work: Workspace
-    row: RowsOut
-    """Room for one row before it is cut."""
-    scratch: RowsOut
-    """Room for slices that wait to be placed; its ends are not used."""
+    row: RowsOut  # room for one row before it is cut
+    scratch: RowsOut  # room for slices that wait to be placed; its ends are not used
     waiting: Int64Array
     """(2, MOST_WAITING): numbers of the slices that wait, and where in the scratch memory each begins."""
-    state: Int64Array
-    """(3,): FIRST, LAST and AT."""
+    state: Int64Array  # (3,): FIRST, LAST and AT
 
 
 def new_queue(rows: Int64Array, products: Int64Array, longest: int) -> SliceQueue:
-    """Return a queue of slices that nobody has taken.
+    """Return a queue of slices that nobody has taken; `longest` bounds the entries of a row of C.
 
-    `rows`: (slices + 1,) int64: first row of each slice, and the row after the last slice.
-    `products`: (slices,) int64.
-    `longest`: bound on the entries of a row of C.
+    `rows`: (slices + 1,): first row of each slice, and the row after the last slice.
     """
     n = len(products)
     counters = np.zeros(COUNTERS, np.int64)
@@ -90,11 +79,9 @@ def cut_slices(
     most: int,
     cuts: Int64Array,
 ) -> Any:  # fmt: skip
-    """Cut rows ``[start, stop)`` into slices of at most `most` products, or of one row.
+    """Cut rows ``[start, stop)`` into slices of at most `most` products, or of one row; return the most of a row.
 
-    `a_indptr, a_indices, b_indptr`: CSR arrays of A and of B.
-    `cuts`: (2, stop - start) int64: becomes the first row of each slice, and its products.
-    Returns `longest`: most products of a row.
+    `cuts`: (2, stop - start): becomes the first row of each slice, and its products.
     """
     slices, begin, total, longest = 0, start, np.int64(0), np.int64(0)
     for row in range(start, stop):
@@ -141,10 +128,9 @@ def note_full(queue: SliceQueue, rows: int, needed: int) -> None:
 
 @part
 def place(queue: SliceQueue, i: int, scratch: RowsOut, at: int, c: RowsOut) -> None:
-    """Copy slice `i`, which lies in the scratch memory from `at` on, to its position in C, as far as it fits.
+    """Copy slice `i`, which is before the frontier, from place `at` of the scratch memory to C, as far as it fits.
 
-    `i`: before the frontier.
-    `c`: its ends are those of the slice, counted from the first entry of the slice; they become C's.
+    `c.ends`: in: offsets within the slice; out: offsets in C.
     """
     offset, n = load(queue.offsets, i), load(queue.counts, i)
     first, rows = queue.rows[i] - queue.rows[0], queue.rows[i + 1] - queue.rows[i]
@@ -213,10 +199,8 @@ def multiply_slices(
 ) -> Any:  # fmt: skip
     """Make up to `TURNS` slices and place them; return whether there may be more.
 
-    `cuts`: none makes whole rows; the other way is then left out of the compiled code.
-    `buffers`: of this thread.
-    `c`: room for all rows; the kernels of all threads write to it.
-    `diagonal`: as for `multiply_rows`; `cuts` has a diagonal of its own.
+    `cuts`: None makes whole rows; the other way is then left out of the compiled code. `c`: room for all rows; the
+    kernels of all threads write to it. `diagonal`: as for `multiply_rows`; `cuts` has a diagonal of its own.
     `unsorted`: whether whole rows may come in any order of columns; None leaves that code out.
     """
     for _ in range(TURNS):
@@ -249,8 +233,7 @@ def multiply_slices(
 def finish_in_place(queue: SliceQueue, i: int, rows: int, needed: int, c: RowsOut) -> None:
     """Count the ends of a slice that was made in its place from C's first entry on, and say if it filled C.
 
-    `rows`: rows of the slice that fit.
-    `needed`: entries of these rows and of the first that did not fit.
+    `needed`: entries of the slice's `rows` rows that fit and of the first that did not.
     """
     offset, first = load(queue.offsets, i), queue.rows[i] - queue.rows[0]
     if offset > np.int64(c.capacity):

@@ -55,29 +55,13 @@ def sort_products(ncols: int) -> int:
 
 
 def cpu_workspace(
-    engine: str,
-    ncols: int,
-    max_row_products: int,
-    value_itemsize: int,
-    index_itemsize: int,
-    threads: int = 1,
+    engine: str, ncols: int, max_row_products: int, value_itemsize: int, index_itemsize: int, threads: int = 1
 ) -> int:
     """Bound the bytes that a multiply on the CPU takes beyond its operands and the buffers of its result.
 
-    Values whose dtype is not the result's, and indices whose dtype is not `index_dtype` of their matrix, are copied as
-    well: add `cast_bytes` for each.
-
-    `ncols`: columns of C.
+    With numba a few MiB a thread, whatever `ncols` is; with scipy it grows with `ncols`. Values and indices that are
+    converted are copied as well: add `cast_bytes` for each.
     `max_row_products`: products of the longest row; bounds what one slice of rows takes with scipy.
-    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
-    Returns bytes. With numba a few MiB a thread, whatever `ncols` is; with scipy it grows with `ncols`.
-
-    Examples
-    --------
-    >>> cpu_workspace("numba", 10**9, 10**6, 8, 4) < 5 * 2**20
-    True
-    >>> cpu_workspace("scipy", 10**9, 10**6, 8, 4) > 10**10
-    True
     """
     if engine == SCIPY:
         return threads * _scipy_bytes(ncols, max_row_products, value_itemsize, index_itemsize)
@@ -99,7 +83,6 @@ def auto_workspace(
 def block_workspace(ncols: int, entries: int) -> int:
     """Bound the bytes that a multiply of block matrices on the CPU, by one thread, takes beyond operands and result.
 
-    `ncols`: block columns of C.
     `entries`: blocks of A, of B and of C together: their patterns are multiplied as matrices of bools.
     """
     return _numba_bytes(ncols, 1) + 8 * ncols + entries
@@ -115,17 +98,9 @@ def fused_workspace(
 ) -> int:
     """Bound the bytes that a mask, a threshold or top-n take beyond `cpu_workspace` with numba.
 
-    `row_entries`: entries of the longest row before it is cut: at most its products, columns of C, and `mask_row` under
-    a mask.
-    `mask_row`: entries of the longest row of the mask; 0 without one.
-    `top_n`: entries kept of a row; 0 for all.
-    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
-    Returns bytes; of rows and tables only what is written takes memory.
-
-    Examples
-    --------
-    >>> fused_workspace(10**6, 0, 10, 8, 4) < 13 * 10**6
-    True
+    Of rows and tables only what is written takes memory. `row_entries`: entries of the longest row before it is cut: at
+    most its products, columns of C, and `mask_row` under a mask. `mask_row`: entries of the longest row of the mask; 0
+    without one. `top_n`: 0 for all.
     """
     row = (row_entries + 1) * (value_itemsize + index_itemsize) + 8
     table = table_slots(mask_row) * 2 * index_itemsize + (mask_row + 1) * (value_itemsize + 1)
@@ -133,28 +108,12 @@ def fused_workspace(
 
 
 def slice_products(products: int, threads: int) -> int:
-    """Return the most products of a slice of rows that threads take in turn.
-
-    `products`: of all rows, estimated.
-
-    Examples
-    --------
-    >>> slice_products(1 << 30, 4) == SLICE_PRODUCTS
-    True
-    """
+    """Return the most products of a slice of rows that threads take in turn, from estimated products of all rows."""
     return min(max(products // (threads * SLICES_PER_THREAD), LEAST_SLICE_PRODUCTS), SLICE_PRODUCTS)
 
 
 def cast_bytes(nnz: int, itemsize: int, wanted_itemsize: int) -> int:
-    """Return the bytes of a copy of an operand's values or indices; 0 if the items have the wanted size.
-
-    `itemsize, wanted_itemsize`: bytes of an item now, and in the copy.
-
-    Examples
-    --------
-    >>> cast_bytes(100, 4, 8), cast_bytes(100, 8, 8)
-    (800, 0)
-    """
+    """Return the bytes of a copy of an operand's values or indices; 0 if the items have the wanted size."""
     return 0 if itemsize == wanted_itemsize else nnz * wanted_itemsize
 
 

@@ -201,7 +201,7 @@ class PackedCount(IntEnum):
 class EhybSlice(IntEnum):
     """Words of a slice of EHYB.
 
-    The first three are places of its first slot: in the values, in the outer columns and in the inner places. The last
+    The first three say where its first slot is in the values, in the outer columns and in the inner places. The last
     holds the position of its first row in 32 bits, then in 16 bits each its inner and its outer slots.
     """
 
@@ -293,15 +293,9 @@ def aligned(size: int) -> int:
 
 @functools.cache
 def defines(file: str) -> tuple[str, ...]:
-    """Return the compiler options that define the shared constants of a .cu file.
+    """Return the compiler options that define the shared constants of a .cu file, a path from the kernels' folder.
 
-    `file`: path from the kernels' folder.
-    Returns CuPy keys its cache on disk by the options, so a changed constant compiles the file again.
-
-    Examples
-    --------
-    >>> defines("rowwise_gpu/long_rows.cu"), defines("rowwise_gpu/node_rows.cu")[0][:43]
-    (('-DSPDIST_LONG_SHARE=128',), '-DSPDIST_NODE_FACT=NODES = 0, OTHER_ROWS = ')
+    CuPy keys its cache on disk by the options, so a changed constant compiles the file again.
     """
     return tuple(f"-DSPDIST_{name}={_in_c(value)}" for name, value in SHARED.get(file, {}).items())
 

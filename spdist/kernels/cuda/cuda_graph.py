@@ -23,13 +23,9 @@ class Steps:
     processes of one computation connect. The second batch is captured, and its graph is launched from then on. A step
     allocates from a pool that nothing else uses, so that the graph owns its memory until the end. A step must not wait
     on the host; if it uses other streams, they and its own stream wait for each other by events.
-
-    `xp`: NumPy or CuPy, the module of the vectors.
-    `step`: take one step; its arrays must keep their addresses.
-    `batch`: steps in a graph.
-    `agree`: take whether the graph was captured here, return whether to use it: the processes of one computation must
+    `step`: takes one step; its arrays must keep their addresses. `batch`: steps in a graph.
+    `agree`: takes whether the graph was captured here, returns whether to use it: the processes of one computation must
     all launch graphs, or none of them. Called at most once.
-    `graph`: whether to capture at all.
     `launched`: how steps were launched: "as a CUDA graph", or "one by one" with the reason.
     """
 

@@ -40,11 +40,7 @@ REGISTRATION_TUNING = RegistrationTuning()
 
 
 class OwnedMemory:
-    """Memory that an array owns; page-locked when a second multiplication reads it.
-
-    `address`: first byte of the memory.
-    `readers`: number of multiplications that have read it.
-    """
+    """Memory that an array owns, page-locked when a second multiplication reads it; `readers` counts them."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address, self.nbytes = address, nbytes
@@ -120,7 +116,7 @@ def _memory_of(array: npt.NDArray[Any], least_bytes: int) -> OwnedMemory | None:
 def note_operands(arrays: Iterable[npt.NDArray[Any]], tuning: RegistrationTuning = REGISTRATION_TUNING) -> None:
     """Note that a multiplication reads arrays; page-lock each array that an earlier multiplication read.
 
-    `arrays`: views of one array count once.
+    Views of one array count once.
     """
     found = (_memory_of(array, tuning.least_bytes) for array in arrays)
     for memory in {id(memory): memory for memory in found if memory is not None}.values():

@@ -39,15 +39,7 @@ MANY_SHARED_BYTES = 32 << 10
 
 
 def c_type(dtype: np.dtype[Any]) -> str:
-    """Return the C type of a dtype of values, columns or offsets.
-
-    Raises `MatrixError` if no kernel takes the dtype.
-
-    Examples
-    --------
-    >>> c_type(np.dtype("complex64")), c_type(np.dtype("int64"))
-    ('Complex<float>', 'long long')
-    """
+    """Return the C type of a dtype of values, columns or offsets; raise `MatrixError` if no kernel takes the dtype."""
     name = C_TYPES.get(dtype)
     if name is None:
         raise MatrixError(f"dtype {dtype} is not multiplied on the GPU: convert it to float32, float64 or complex")
@@ -58,11 +50,6 @@ def value_type(dtype: np.dtype[Any]) -> str:
     """Return the C type of the values of a matrix product, which may be bools and unsigned integers too.
 
     Raises `MatrixError` if no kernel multiplies the dtype.
-
-    Examples
-    --------
-    >>> value_type(np.dtype("uint32")), value_type(np.dtype("float64"))
-    ('u32', 'double')
     """
     name = OTHER_VALUES.get(dtype) or C_TYPES.get(dtype)
     if name is None:
@@ -74,13 +61,11 @@ def value_type(dtype: np.dtype[Any]) -> str:
 
 
 def options(file: str) -> tuple[str, ...]:
-    """Return the compiler options of a .cu file, without the caller's expressions.
+    """Return the compiler options of a .cu file, a path from the kernels' folder, without the caller's expressions.
 
     They hold the constants that the file shares with Python, and a digest of all headers, because CuPy's cache on disk
     is keyed by the source and the options, not by what the source includes. ``--split-compile=0`` optimizes the kernels
     of one file on all cores.
-
-    `file`: path from the kernels' folder.
     """
     return (
         "-std=c++17",
@@ -100,10 +85,9 @@ def _header_digest() -> str:
 
 
 class Module:
-    """The kernels of one .cu file for one choice of types, on the current device.
+    """The kernels of one .cu file for one choice of types, on the current device; all are compiled at the first call.
 
-    `file`: path of the file from the kernels' folder.
-    `names`: name expressions, such as ``"offsets<int>"``; all of them are compiled at the first call.
+    `names`: name expressions, such as ``"offsets<int>"``.
     `defines`: compiler options with the caller's C expressions, such as ``"-DSPDIST_APPLY=x * x"``.
     """
 
@@ -139,13 +123,11 @@ class Module:
         self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0,
         early: bool = False,
     ) -> None:  # fmt: skip
-        """Launch a kernel on the current stream.
+        """Launch a kernel on the current stream by its name expression.
 
-        `name`: one of the name expressions.
-        `grid`: thread blocks; 0 counts as 1.
-        `block`: threads of a thread block.
+        `grid`: thread blocks; 0 counts as 1. `block`: threads of a thread block. `shared`: bytes of dynamic shared
+        memory.
         `args`: integers, CuPy arrays, None for a null pointer, and NumPy scalars of at most 8 bytes.
-        `shared`: bytes of dynamic shared memory.
         `early`: whether the kernel may begin before the kernel before it has ended. It must then call ``take_turn``.
         """
         kernel = self._kernels.get(name)
@@ -217,8 +199,7 @@ class _LaunchConfig(ctypes.Structure):
 class _EarlyLaunch(threading.local):
     """Programmatic dependent launch: the kernel may begin before the kernel before it has ended (CUDA 12.3)."""
 
-    SERIALIZATION = 6
-    """``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``; its value is set to 1."""
+    SERIALIZATION = 6  # ``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``; its value is set to 1
 
     def __init__(self, driver: ctypes.CDLL) -> None:
         self.launch = driver.cuLaunchKernelEx
@@ -276,10 +257,7 @@ def _module(device: int, file: str, names: tuple[str, ...], defines: tuple[str, 
 
 
 def module(file: str, names: tuple[str, ...], defines: tuple[str, ...] = ()) -> Module:
-    """Return the compiled kernels of a file for the current device; later calls return the same object.
-
-    `file, names, defines`: as for `Module`.
-    """
+    """Return the compiled kernels of a file for the current device; later calls return the same object."""
     import cupy
 
     return _module(cupy.cuda.runtime.getDevice(), file, names, defines)

@@ -47,11 +47,10 @@ class _Lease:
 
 
 class Pool:
-    """Page-locked memory of this process.
+    """Page-locked memory of this process; sizes are in bytes.
 
-    `most_idle`: most bytes that may be locked and idle; by default a quarter of the machine's memory.
-    `most`: most bytes that may be locked if any of them are idle; None for no bound.
-    `held`: bytes that are locked, idle or in use.
+    `most_idle`: most that may be locked and idle; by default a quarter of the machine's memory. `most`: most that may
+    be locked if any is idle; None for no bound. `held`: locked, idle or in use.
     """
 
     def __init__(self, most_idle: int | None = None) -> None:
@@ -155,21 +154,13 @@ def free_pinned() -> None:
 
 
 def pinned_bytes(size: int) -> int:
-    """Return the bytes to page-lock for `size`: at most an eighth more, so that few sizes serve all blocks.
-
-    Examples
-    --------
-    >>> pinned_bytes(1_000_000)
-    1048576
-    """
+    """Return the bytes to page-lock for `size`: at most an eighth more, so that few sizes serve all blocks."""
     step = max(1 << 16, 1 << max(size.bit_length() - 4, 0))
     return max(-(-size // step), 1) * step
 
 
 def pinned(size: int) -> Bytes:
-    """Return `size` page-locked bytes.
-
-    They go back to the pool when the last array on them is gone.
+    """Return `size` page-locked bytes, which go back to the pool when the last array on them is gone.
 
     Raises `MemoryBoundError` if the system locks no more memory.
     """
@@ -182,17 +173,6 @@ def pageable(size: int) -> Bytes:
 
 
 def array_at(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array of `count` items that lies in memory from byte `offset` on.
-
-    `memory`: (n,) uint8.
-    `offset`: bytes from the start of `memory`.
-    `count`: items.
-    Returns (count,) of `dtype`: A view.
-
-    Examples
-    --------
-    >>> array_at(np.arange(8, dtype=np.uint8), 4, 2, np.uint16).nbytes
-    4
-    """
+    """Return a view of `count` items that lie in memory from byte `offset` on."""
     dtype = np.dtype(dtype)
     return memory[offset : offset + count * dtype.itemsize].view(dtype)

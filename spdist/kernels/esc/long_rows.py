@@ -37,9 +37,7 @@ def long_row_kernels(
 ) -> LongRowKernels:
     """Return the name expressions of the kernels for long rows.
 
-    `types`: C types of values, columns and offsets.
-    `keys`: C types of the sort keys of tiles and of buckets.
-    `tile, bucket`: shapes of a tile and of a bucket.
+    `keys`: C types of the sort keys of tiles and of buckets. `tile, bucket`: their shapes.
     """
     value, index, pointer = types
     unsigned = "u32" if index == "int" else "u64"
@@ -55,15 +53,9 @@ def long_row_kernels(
 
 
 def slices(tiles_before: Int64Array, most: int) -> list[tuple[int, int]]:
-    """Cut long rows into slices of whole rows with at most `most` tiles; a longer row makes a slice of its own.
+    """Cut long rows into slices ``[first:last)`` of at most `most` tiles; a longer row makes a slice of its own.
 
-    `tiles_before`: (rows + 1,) int64: tiles before each row, and in all.
-    Returns rows ``[first:last)`` of each slice.
-
-    Examples
-    --------
-    >>> slices(np.array([0, 2, 4, 9, 10]), 4)
-    [(0, 2), (2, 3), (3, 4)]
+    `tiles_before`: (rows + 1,): tiles before each row, and in all.
     """
     out, first, rows = [], 0, len(tiles_before) - 1
     while first < rows:
@@ -75,12 +67,11 @@ def slices(tiles_before: Int64Array, most: int) -> list[tuple[int, int]]:
 
 
 def long_table(described: Int64Array, tile: int) -> Int64Array:
-    """Return the table of long rows that `long_rows.cu` describes.
+    """Return the table of long rows that `long_rows.cu` describes; `tile` is the number of products of a tile.
 
-    `described`: (3, rows + 1) int64: row of C, entries of A, products of each; the last column is not used.
-    `tile`: products of a tile.
-    Returns (len(LongRowField), rows + 1) int64: by rising row: the row, and the entries, products, tiles and buckets
-    before it.
+    `described`: (3, rows + 1): row of C, entries of A, products of each; the last column is not used.
+    Returns (len(LongRowField), rows + 1): by rising row: the row, and the entries, products, tiles and buckets before
+    it.
     """
     rows, entries, products = described[:, :-1][:, np.argsort(described[0, :-1])]
     table = np.zeros((len(LongRowField), len(rows) + 1), np.int64)
@@ -96,11 +87,9 @@ def long_table(described: Int64Array, tile: int) -> Int64Array:
 
 
 def describe(x: EscProduct, counted: CountedRows, first: int, rows: int) -> Int64Array:
-    """Describe the long rows of a product; waits for the device if there are any.
+    """Return the table of a product's long rows as `long_table` does; waits for the device if there are any.
 
-    `counted`: `places` is set to -1 for each long row.
-    `first, rows`: place of the first long row in ``counted.listed``, and number of long rows.
-    Returns (len(LongRowField), rows + 1) int64: as `long_table` returns it.
+    Sets ``counted.places`` to -1 for each long row. `first`: where the long rows begin in ``counted.listed``.
     """
     if rows == 0:
         return np.zeros((len(LongRowField), 1), np.int64)
@@ -142,10 +131,9 @@ class Buckets(NamedTuple):
 
 
 class LongRows:
-    """The long rows of one product: launches their kernels, slice by slice.
+    """The long rows of one product, one at least: launches their kernels, slice by slice.
 
-    `table`: (len(LongRowField), rows + 1) int64: from `describe`, with one row at least.
-    `arena`: of ``work.arrays``.
+    `table`: from `describe`. `arena`: has ``work.arrays``.
     """
 
     def __init__(
@@ -176,10 +164,7 @@ class LongRows:
         self.module(self.kernels.products, int(self.rows), 256, arguments)
 
     def make_slice(self, number: int, c: CSR | None = None) -> None:
-        """Queue a slice: expand and sort its tiles, then merge them into the pool or C.
-
-        `c`: allocated; without it, entries are merged into the pool.
-        """
+        """Queue a slice: expand and sort its tiles, then merge them into C, or without it into the pool."""
         first, last = self.slices[number]
         cut = self.host_table[:, last] - self.host_table[:, first]
         rows = self.rows, np.int64(first), np.int64(last)

@@ -27,19 +27,9 @@ import numpy as np
 from spdist.errors import MemoryBoundError
 from spdist.kernels.cuda.constants import EscFact, LongRowField
 from spdist.kernels.cuda.module import c_type, module
-from spdist.kernels.esc.long_rows import TILE_BYTES, EntryPool, LongRows, describe, long_row_kernels
-from spdist.kernels.esc.product import (
-    COUNT_FILE,
-    LIST_FILE,
-    LIST_KERNELS,
-    Arena,
-    CountedRows,
-    EscProduct,
-    count_kernels,
-    count_rows,
-    product_of,
-)
-from spdist.kernels.esc.row_classes import ESC_CLASSES, EscClass, RowShare, share_rows
+from spdist.kernels.esc.long_rows import TILE_BYTES, EntryPool, LongRows, describe
+from spdist.kernels.esc.product import Arena, CountedRows, EscProduct, count_rows, product_of
+from spdist.kernels.esc.row_classes import EscClass, RowShare, share_rows
 from spdist.kernels.esc.workspace import EscSizes, EscWorkspace, esc_workspace
 from spdist.kernels.rounding import ceil_div
 from spdist.matrices.checks import check_product_shapes
@@ -54,32 +44,12 @@ COPIED_ENTRIES = 2048
 def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
     """Return ``a @ b`` by expansion, sorting and compression; arrays of CuPy in and out.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Values float32, float64, complex64 or complex128; indices and indptr int32 or int64. Rows may be unsorted and
-        hold duplicates.
-    workspace_limit : int, optional
-        Bytes of device memory to take beyond operands and result. By default `ESC_LIMIT`, or more if the longest row
-        needs more. With less memory, more entries are computed twice.
-
-    Returns
-    -------
-    CSR
-        Canonical: columns rise strictly in each row, entries that are or cancel to zero are kept. The products of an
-        entry are added in the order of A's entries, so every run and every limit gives equal bits. Indices and indptr
-        have the operands' dtypes, indptr int64 if nnz needs it.
-
-    Raises
-    ------
-    MemoryBoundError
-        If the limit is too small, or a row of C has more products than the GPU merges; says how much is needed.
-    MatrixError
-        If the shapes do not match, an index is out of range, or the dtype is not multiplied on the GPU.
-
-    References
-    ----------
-    .. [1] L. Polok, V. Ila, P. Smrz, "Fast Sparse Matrix Multiplication on GPU", HPC 2015.
+    Operands may be unsorted and hold duplicates; C is canonical, zeros kept. The products of an entry are added in the
+    order of A's entries, so every run and every limit gives equal bits.
+    `workspace_limit`: bytes of device memory to take beyond operands and result; by default `ESC_LIMIT`, or more if the
+    longest row needs more. With less memory, more entries are computed twice.
+    Raises `MemoryBoundError` with the bytes needed if the limit is too small, or a row of C has more products than the
+    GPU merges; `MatrixError` if the operands do not fit or are damaged.
     """
     check_product_shapes(a.shape, b.shape)
     c_type(result_dtype(a.dtype, b.dtype))
@@ -107,31 +77,14 @@ def multiply(a: CSR, b: CSR, *, workspace_limit: int | None = None) -> CSR:
     return c
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of this method for a choice of types: what may be compiled on first use.
-
-    `value, index, pointer`: C types of values, columns and offsets.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> sorted(sources("double", "int", "int"))
-    ['esc/count_products.cu', 'esc/long_rows.cu', 'esc/short_rows.cu', 'rowwise_gpu/rows.cu']
-    """
-    types = value, index, pointer
-    short = [f"copy_rows<{value},{index}>"]
-    long: list[str] = []
-    for key in ("u32", "u64"):
-        short += [_row_kernel(types, key, row_class) for row_class in ESC_CLASSES]
-        long += long_row_kernels(types, (key, key), ESC_CLASSES[-1], ESC_CLASSES[-2])
-    long += long_row_kernels(types, ("u64", "u64"), ESC_CLASSES[-2], ESC_CLASSES[-3])  # less shared memory
-    names = {FILE: short, "esc/long_rows.cu": long, COUNT_FILE: count_kernels(index, pointer), LIST_FILE: LIST_KERNELS}
-    return {file: tuple(dict.fromkeys(found)) for file, found in names.items()}
-
-
-def _row_kernel(types: tuple[str, str, str], key: str, row_class: EscClass) -> str:
+def row_kernel(types: tuple[str, str, str], key: str, row_class: EscClass) -> str:
     """Return the name expression of the kernel for rows of a class, with sort keys of a C type."""
     return f"esc_rows<{','.join(types)},{key},{row_class.group},{row_class.items}>"
+
+
+def copy_kernel(value: str, index: str) -> str:
+    """Return the name expression of the kernel that copies rows from the pool to C."""
+    return f"copy_rows<{value},{index}>"
 
 
 class Allocated(NamedTuple):
@@ -181,7 +134,7 @@ def _multiply_rows(x: EscProduct, counted: CountedRows, pool: EntryPool, share: 
     """Queue short rows of a class: into the pool; or into C those rows that are not in the pool."""
     row_class, first, rows = share
     out = (0, 0, 0) if c is None else (counted.offsets, c.indices, c.data)
-    name = _row_kernel(x.types, row_class.key_type(x.b.ncols), row_class)
+    name = row_kernel(x.types, row_class.key_type(x.b.ncols), row_class)
     module(FILE, (name,))(  # compiled by itself: most products have rows of a few classes only
         name, ceil_div(rows, row_class.rows_per_block), row_class.threads,
         (np.uint32(rows), counted.listed[first:], *x.arrays, counted.lengths, counted.places,
@@ -203,7 +156,7 @@ def _copy_pool(x: EscProduct, counted: CountedRows, pool: EntryPool, long_rows: 
     """Queue the copy of the entries in the pool to C."""
     if pool.capacity == 0:
         return
-    name = f"copy_rows<{x.types[0]},{x.types[1]}>"
+    name = copy_kernel(*x.types[:2])
     module(FILE, (name,))(
         name, ceil_div(c.nnz, COPIED_ENTRIES), 256,
         (np.int64(c.nrows), np.int64(c.nnz), counted.offsets, counted.places, pool.indices, pool.data, c.indices,

@@ -33,10 +33,7 @@ SHARED_RESERVED = 2048
 
 
 class Arena:
-    """One device allocation, handed out by name.
-
-    `sizes`: bytes of each array.
-    """
+    """One device allocation, handed out by name; `sizes` has the bytes of each array."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         import cupy
@@ -98,10 +95,7 @@ class EscProduct:
 
 
 def product_of(a: CSR, b: CSR) -> EscProduct:
-    """Return the product of two matrices on the GPU, its operands cast to C's dtypes.
-
-    `a, b`: arrays of CuPy whose shapes fit.
-    """
+    """Return the product of two matrices on the GPU, whose shapes fit, with operands cast to C's dtypes."""
     dtype = result_dtype(a.dtype, b.dtype)
     index = np.promote_types(a.indices.dtype, b.indices.dtype)
     pointer = np.promote_types(a.indptr.dtype, b.indptr.dtype)
@@ -149,16 +143,7 @@ class CountedRows(NamedTuple):
 
 
 def count_kernels(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of the kernels that count products.
-
-    `index, pointer`: C types of columns and offsets.
-    Returns in the order of `COUNT_LANES`.
-
-    Examples
-    --------
-    >>> count_kernels("int", "int")[0]
-    'count_products<int,int,2>'
-    """
+    """Return the name expressions of the kernels that count products, in the order of `COUNT_LANES`."""
     return tuple(f"count_products<{index},{pointer},{lanes}>" for lanes in COUNT_LANES)
 
 

@@ -64,26 +64,17 @@ class RowShare(NamedTuple):
 
 
 def classes_that_fit(shared: int, value: int, pointer: int, key: int = 8) -> tuple[EscClass, ...]:
-    """Return the classes whose rows fit in shared memory.
+    """Return the classes whose rows fit in `shared` bytes; other arguments as for `EscClass.shared_bytes`.
 
     The last class is also the shape of a tile of a long row, the second last the shape of a bucket.
-
-    `shared`: bytes that a thread block may use.
-    `value, pointer, key`: bytes of a value, of a row offset and of a sort key.
-
-    Examples
-    --------
-    >>> classes_that_fit(225 << 10, value=16, pointer=8)[-1].max_products
-    8192
     """
     return tuple(c for c in ESC_CLASSES if c.shared_bytes(value, pointer, key) <= shared)
 
 
 def share_rows(counts: list[int], classes: tuple[EscClass, ...]) -> list[RowShare]:
-    """Distribute the listed rows over launches; small classes of a warp or less join the next class.
+    """Distribute the listed rows over launches of one row at least; small classes of up to a warp join the next class.
 
     `counts`: rows of each class, the rows without products first.
-    Returns each with one row at least.
     """
     out, start = [], counts[0]
     first = start

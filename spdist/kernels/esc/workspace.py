@@ -67,17 +67,8 @@ def esc_workspace(sizes: EscSizes, tile: int, limit: int | None = None) -> EscWo
 
     Operands whose dtypes differ are copied as well: add `cast_bytes` for each. Every size grows with every field of
     `sizes`, so upper bounds of the sizes give an upper bound of the memory.
-
-    `tile`: products that a thread block sorts in shared memory.
-    `limit`: bytes to take at most, `ESC_LIMIT` if not given; exceeded if it is below `needed`.
-
-    Examples
-    --------
-    >>> sizes = EscSizes(1000, 1000, products=50_000, max_row_products=60, value_itemsize=8, index_itemsize=4)
-    >>> esc_workspace(sizes, tile=8192).pool_entries
-    50000
-    >>> esc_workspace(sizes, tile=8192, limit=2**18).pool_entries < 50_000
-    True
+    `tile`: products that a thread block sorts in shared memory. `limit`: bytes, by default `ESC_LIMIT`; exceeded if it
+    is below `needed`.
     """
     setup, arrays = esc_setup(sizes.nrows), _long_row_arrays(sizes, tile)
     entry = sizes.value_itemsize + sizes.index_itemsize

@@ -46,40 +46,14 @@ def multiply(
     threads: int | None = None,
     tuning: HyspmmTuning = TUNING,
 ) -> CSR:
-    """Return ``a @ b`` for matrices on the host, through the GPU by blocks of rows.
+    """Return ``a @ b`` for matrices on the host, through the GPU by blocks of rows (Wu 2015); variants give equal bits.
 
-    Parameters
-    ----------
-    a, b : CSR
-        On the host, float32, float64 or complex, int32 or int64 indices. Rows of A need not be sorted and may hold
-        duplicates; rows of B are canonical.
-    variant : {"auto", "duplicated", "distinct"}
-        How rows of B are sent; "auto" chooses the variant that sends fewer bytes. Each gives a result of equal bits.
-    memory_limit : int, optional
-        Bytes of device memory; by default all free memory.
-    pairs : int
-        Pairs of blocks on the device at once.
-    threads : int, optional
-        Threads that prepare blocks; all cores by default.
-    tuning : HyspmmTuning
-
-    Returns
-    -------
-    CSR
-        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``. Its arrays are
-        page-locked; once they are deleted, later products reuse their memory.
-
-    Raises
-    ------
-    MatrixError
-        If shapes, dtypes or columns do not fit, or B is not canonical.
-    MemoryBoundError
-        If the longest row alone does not fit in the limit; names the bytes.
-
-    References
-    ----------
-    .. [1] X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia
-       State University, 2015.
+    Rows of A need not be sorted and may hold duplicates; rows of B are canonical. C's arrays are page-locked; once they
+    are deleted, later products reuse their memory.
+    `variant`: how rows of B are sent; "auto" sends fewer bytes. `memory_limit`: bytes of device memory, by default all
+    that is free. `pairs`: pairs of blocks on the device at once. `threads`: prepare blocks; all cores by default.
+    Raises `MatrixError` if operands do not fit, or B is not canonical; `MemoryBoundError` with the bytes if the longest
+    row alone does not fit in the limit.
     """
     import cupy
 
@@ -92,11 +66,7 @@ def multiply(
 
 
 def multiply_block(prepared: PreparedBlock, plan: HyspmmPlan) -> CSR:
-    """Multiply one prepared block; arrays of CuPy out, offsets from 0.
-
-    `prepared`: A block of `plan`.
-    Returns rows ``[prepared.start:prepared.stop)`` of C, on the device.
-    """
+    """Multiply one prepared block of `plan`; arrays of CuPy out, offsets from 0."""
     import cupy
 
     pipeline = BlockPipeline(plan)

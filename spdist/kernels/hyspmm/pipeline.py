@@ -66,10 +66,7 @@ class HostResult:
         self.capacity, self.indices, self.data = capacity, indices, data
 
     def add(self, entries: int, products: int) -> int:
-        """Reserve room for a block and return the place of its first entry in C.
-
-        `entries, products`: entries of the block, and the products that were added up to them.
-        """
+        """Reserve room for a block's entries, sums of `products` products; return the place of its first entry in C."""
         place = self.nnz
         self.products += products
         if place + entries > self.capacity:
@@ -79,10 +76,7 @@ class HostResult:
         return place
 
     def shift(self, start: int, stop: int, place: int) -> None:
-        """Turn the offsets of rows [start, stop) inside their block into offsets of C.
-
-        `place`: place of the block's first entry in C.
-        """
+        """Turn the offsets of rows [start, stop) inside their block, which goes to `place`, into offsets of C."""
         self.code.shift(self.local, start, stop, place, self.indptr)
 
     def matrix(self) -> CSR:
@@ -155,10 +149,7 @@ class BlockPipeline:
         return self.result.matrix()
 
     def start(self, slot: BlockSlot, prepared: PreparedBlock) -> None:
-        """Upload a block and launch its kernels.
-
-        `slot`: its memory is free.
-        """
+        """Upload a block to a slot whose memory is free, and launch its kernels."""
         runtime, stream, layout = self.cuda.runtime, slot.stream, prepared.layout
         base = int(slot.memory.ptr)
         runtime.memcpyAsync(base, prepared.sent.ctypes.data, layout.sent, runtime.memcpyHostToDevice, stream.ptr)
@@ -174,11 +165,7 @@ class BlockPipeline:
         self.in_flight.append((slot, prepared))
 
     def download(self, slot: BlockSlot, offset: int, target: npt.NDArray[Any]) -> None:
-        """Start a copy from the slot's memory to the host.
-
-        `offset`: bytes from the start of the slot's memory.
-        `target`: page-locked; its length says how much is copied.
-        """
+        """Start a copy from byte `offset` of the slot's memory to page-locked `target`, whose length says how much."""
         runtime = self.cuda.runtime
         source = int(slot.memory.ptr) + offset
         runtime.memcpyAsync(target.ctypes.data, source, target.nbytes, runtime.memcpyDeviceToHost, slot.stream.ptr)

@@ -156,16 +156,10 @@ def plan_product(
     threads: int | None = None,
     tuning: HyspmmTuning = TUNING,
 ) -> HyspmmPlan:
-    """Check a product, count its products, choose the variant, and size its blocks; needs no GPU.
+    """Check a product, count its products, choose the variant, and size its blocks; needs no GPU. As for `multiply`.
 
-    `a, b`: on the host. Rows of A need not be sorted and may hold duplicates; rows of B are canonical.
-    `variant`: "auto" takes the variant that sends fewer bytes, and logs it.
-    `memory_limit`: bytes of device memory.
-    `pairs`: pairs of blocks on the device at once; fewer, which is logged, if the longest row leaves no room for them.
-    `threads`: threads that prepare blocks; all cores by default.
-    Raises `MatrixError` if shapes, dtypes or columns of A do not fit.
-    Raises `InputError` if an option is not one of its values.
-    Raises `MemoryBoundError` if the longest row alone does not fit in the limit; names the bytes.
+    Fewer `pairs` are planned, and this is logged, if the longest row leaves no room for them.
+    Raises `InputError` too if an option is not one of its values.
     """
     a, b = _checked(a, b)
     if variant not in get_args(VariantOrAuto):
@@ -258,10 +252,10 @@ def _fitting_pairs(pairs: int, share: float, limit: int, needed: int, row: int, 
 
 
 def choose(a: CSR, b: CSR) -> tuple[Variant, int, int]:
-    """Choose the variant that sends fewer bytes, by three samples of A's entries.
+    """Choose the variant that sends fewer bytes, by three samples of A's entries; return it and both variants' bytes.
 
-    Returns `duplicated, distinct`: bytes of B that each variant sends for the samples. An entry of B takes a column and
-    a value, a row an offset of 4 bytes; the distinct variant adds a row number of 4 bytes for each entry of A.
+    An entry of B takes a column and a value, a row an offset of 4 bytes; the distinct variant adds a row number of 4
+    bytes for each entry of A.
     """
     from spdist.kernels.hyspmm.rows_of_b import mark_rows, number_rows
 

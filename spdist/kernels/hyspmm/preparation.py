@@ -44,9 +44,8 @@ class PreparedBlock:
 class BlockPreparation:
     """Blocks prepared by threads, and taken and released in order.
 
-    `allocate`: takes a number of bytes, returns at least as many: page-locked if they are uploaded.
-    `state, ready, reports`: shared with the threads: see `ring.SharedState`.
-    `ring`: (room,) uint8: memory of the prepared blocks.
+    `allocate`: takes a number of bytes, returns at least as many: page-locked if they are uploaded. `state, ready,
+    reports`: shared with the threads: see `ring.SharedState`. `ring`: (room,): memory of the prepared blocks.
     """
 
     def __init__(self, plan: HyspmmPlan, allocate: Callable[[int], Bytes] = pageable) -> None:

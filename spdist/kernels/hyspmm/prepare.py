@@ -61,25 +61,19 @@ class BlockCuts(NamedTuple):
     """How A is cut into blocks, and how blocks are sent."""
 
     counted: Counted
-    cuts: Int64Array
-    """(blocks + 1,): first row of each block, and the number of rows."""
-    distinct: bool
-    """Whether each row of B is sent once."""
+    cuts: Int64Array  # (blocks + 1,): first row of each block, and the number of rows
+    distinct: bool  # whether each row of B is sent once
     types: ItemBytes
-    table: npt.NDArray[np.uint8]
-    """(TABLE,): group of each number of products."""
+    table: npt.NDArray[np.uint8]  # (TABLE,): group of each number of products
 
 
 class BlockOfA(NamedTuple):
     """The arrays to which a block of A is written; each starts at the block's first element."""
 
     values: ValueArray
-    entries: IndexArray
-    """First entry of each row."""
-    products: IndexArray
-    """First product of each row."""
-    lengths: Int64Array
-    """Number of rows of each group, to be increased."""
+    entries: IndexArray  # first entry of each row
+    products: IndexArray  # first product of each row
+    lengths: Int64Array  # number of rows of each group, to be increased
 
 
 @compiled
@@ -92,14 +86,11 @@ def count_products(
     product_bytes: Integer,
     ends: Int64Array,
 ) -> Any:
-    """Count the products of rows [start, stop) of A, summed up in ``ends[row + 1]`` from 0 on.
+    """Count the products of rows [start, stop) of A, given by offsets and columns, summed up in ``ends[row + 1]``.
 
-    `a`: (offsets, columns).
-    `b_indptr`: (nrows of B + 1,) int.
     `entry_bytes, product_bytes`: device bytes that an entry of A and a product take.
-    `ends`: (nrows + 1,) int64.
-    Returns `products, most, row`: sum of the products, most bytes that a row takes, and that row; or -1, 0 and a row
-    whose offsets or columns are out of range.
+    Returns the sum of the products, most bytes that a row takes, and that row; or -1, 0 and a row whose offsets or
+    columns are out of range.
     """
     total, most, widest = np.int64(0), np.int64(-1), np.int64(start)
     nrows_b, nnz_a = np.uintp(len(b_indptr) - 1), np.uintp(len(a[1]))
@@ -123,10 +114,7 @@ def count_products(
 
 @inlined
 def products_before(counted: Counted, row: Integer) -> Any:
-    """Return the products of all rows before a row.
-
-    `counted`: counts by parts, each from 0 on.
-    """
+    """Return the products of all rows before a row, from counts by parts."""
     ends, starts, bases = counted
     if row == 0:
         return np.int64(0)
@@ -148,12 +136,9 @@ def cut(
 ) -> Any:
     """Cut the rows into blocks within bounds on bytes, entries and products, of one row at least; return their number.
 
-    `a_indptr`: (nrows + 1,) int64.
     `budget, first_budget`: most bytes of a block and of the first block; in between, each block may take a little more
-    than the last one.
-    `most`: most products, and most entries, of a block.
-    `costs`: bytes of a row, an entry and a product.
-    `cuts`: (nrows + 1,) int64: receives the first row of each block, then the number of rows.
+    than the last one. `most`: most products, and most entries, of a block. `costs`: bytes of a row, an entry and a
+    product. `cuts`: receives the first row of each block, then the number of rows.
     """
     nrows = np.int64(len(a_indptr) - 1)
     start, number = np.int64(0), np.int64(0)
@@ -188,10 +173,7 @@ def longest_row(indptr: IndexArray) -> Any:
 
 @compiled
 def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Integer) -> Any:
-    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none.
-
-    `indptr`: (nrows + 1,) int.
-    """
+    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none."""
     for row in range(np.uintp(start), np.uintp(stop)):
         last = indptr[row + np.uintp(1)]
         if last < indptr[row] or last > nnz:
@@ -201,12 +183,7 @@ def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Intege
 
 @compiled
 def copy_offsets(indptr: IndexArray, start: Integer, offsets: IndexArray) -> None:
-    """Copy the offsets of rows, counted from the first row's offset.
-
-    `indptr`: (nrows + 1,) int.
-    `start`: first row.
-    `offsets`: (n,) int: receives the offsets of `n` rows.
-    """
+    """Copy the offsets of rows from `start` on, counted from the first row's offset."""
     first = np.uintp(start)
     for row in range(np.uintp(len(offsets))):
         offsets[row] = indptr[first + row] - indptr[first]
@@ -214,11 +191,7 @@ def copy_offsets(indptr: IndexArray, start: Integer, offsets: IndexArray) -> Non
 
 @compiled
 def copy_columns(source: IndexArray, low: Integer, columns: IndexArray) -> Any:
-    """Copy the columns of one entry of A or more, less `low`; return the least and the greatest column read.
-
-    `source`: (n,) int.
-    `columns`: (n,) int: receives the differences.
-    """
+    """Copy columns of entries of A, one at least, less `low`; return the least and the greatest column read."""
     least = greatest = source[0]
     for at in range(np.uintp(len(source))):
         k = source[at]
@@ -233,8 +206,7 @@ def send_rows(
 ) -> None:
     """Copy the values of rows [start, stop) of A, and write the first entry and the first product of each row.
 
-    `a, counted, start, stop`: A, its counted products, and its rows to send.
-    `table`: (TABLE,) uint8: group of each number of products.
+    `table`: (TABLE,): group of each number of products.
     """
     first, part = a.indptr[start], 0
     ends, starts, bases = counted
@@ -257,22 +229,14 @@ def send_rows(
 
 @inlined
 def copies_at(ring: Ring, at: Integer, offsets: tuple[int, ...], types: ItemBytes) -> RowCopies:
-    """Return where in the ring a block's rows of B go.
-
-    `at`: byte at which the block starts.
-    `offsets`: as `sent_offsets` returns them.
-    """
+    """Return where in the ring the rows of B of a block that starts at byte `at` go; `offsets` from `sent_offsets`."""
     starts, columns = ring.pointers[(at + offsets[3]) // types.pointer_bytes :], (at + offsets[2]) // types.index_bytes
     return RowCopies(starts, ring.columns[columns:], ring.values[(at + offsets[1]) // types.value_bytes :], 1)
 
 
 @inlined
 def block_at(ring: Ring, at: Integer, offsets: tuple[int, ...], types: ItemBytes, lengths: Int64Array) -> BlockOfA:
-    """Return where in the ring a block's rows of A go.
-
-    `ring, at, offsets, types`: as for `copies_at`.
-    `lengths`: receives the rows of each group, added to it.
-    """
+    """Return where in the ring a block's rows of A go; the rows of each group are added to `lengths`."""
     entries, products = (at + offsets[4]) // types.pointer_bytes, (at + offsets[5]) // types.pointer_bytes
     values = ring.values[at // types.value_bytes :]
     return BlockOfA(values, ring.pointers[entries:], ring.pointers[products:], lengths)
@@ -320,11 +284,6 @@ def prepare_blocks(
 
 @compiled
 def shift(local: IndexArray, start: Integer, stop: Integer, place: Integer, indptr: IndexArray) -> None:
-    """Turn the ends of rows [start, stop) inside their block into offsets of C.
-
-    `local`: (nrows,) int: end of each row, counted from its block's first entry.
-    `place`: offset of the block in C.
-    `indptr`: (nrows + 1,) int64: receives the offsets.
-    """
+    """Turn the ends of rows [start, stop) inside their block, whose offset in C is `place`, into offsets of C."""
     for row in range(np.uintp(start), np.uintp(stop)):
         indptr[row + np.uintp(1)] = place + local[row]

@@ -32,21 +32,16 @@ class Ring(NamedTuple):
     values: ValueArray
     columns: IndexArray
     pointers: IndexArray
-    numbers: IndexArray
-    """Numbers of rows of B, of 4 bytes."""
-    room: int
-    """Bytes."""
+    numbers: IndexArray  # numbers of rows of B, of 4 bytes
+    room: int  # bytes
 
 
 class SharedState(NamedTuple):
     """Arrays that the threads write and that other threads and the caller read."""
 
-    words: Int64Array
-    """(STATE,): see `TAKEN`."""
-    ready: Int64Array
-    """(blocks,): 1 once a block and its report may be read."""
-    reports: Int64Array
-    """(blocks, words of a report)."""
+    words: Int64Array  # (STATE,): see `TAKEN`
+    ready: Int64Array  # (blocks,): 1 once a block and its report may be read
+    reports: Int64Array  # (blocks, words of a report)
 
 
 def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -56,10 +51,7 @@ def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @instruction
 def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
-    """Add `value` to the word at place `at`, and return its old value.
-
-    `at`: place of the word.
-    """
+    """Add `value` to the word at place `at`, and return its old value."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _word(context, builder, signature, args), args[2], "seq_cst")
@@ -69,10 +61,7 @@ def atomic_add(context: BaseContext, words: types.Type, at: types.Type, value: t
 
 @instruction
 def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
-    """Read the word at place `at`, which another thread writes.
-
-    `at`: place of the word.
-    """
+    """Read the word at place `at`, which another thread writes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_word(context, builder, signature, args), "seq_cst", 8)
@@ -82,10 +71,7 @@ def atomic_load(context: BaseContext, words: types.Type, at: types.Type) -> Any:
 
 @instruction
 def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value: types.Type) -> Any:
-    """Write the word at place `at`, which another thread reads; it sees earlier writes of this thread then.
-
-    `at`: place of the word.
-    """
+    """Write the word at place `at`, which another thread reads; it sees earlier writes of this thread then."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[2], _word(context, builder, signature, args), "seq_cst", 8)
@@ -96,13 +82,10 @@ def atomic_store(context: BaseContext, words: types.Type, at: types.Type, value:
 
 @compiled
 def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Integer) -> Any:
-    """Reserve bytes of the ring after all earlier blocks have; return their place, or -1 if the ring is closed.
+    """Reserve `size` of the ring's `room` bytes after all earlier blocks have; return their place, or -1 if it closed.
 
     Places are counted without wrapping around. A block that does not fit before the end of the ring starts at its
     beginning.
-
-    `state`: (STATE,) int64.
-    `number, size, room`: number of the block, its bytes, and bytes of the ring.
     """
     while atomic_load(state, NEXT) != number:
         if atomic_load(state, CLOSED):
@@ -126,10 +109,7 @@ def reserve_room(state: Int64Array, number: Integer, size: Integer, room: Intege
 
 @compiled
 def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
-    """Look at most `tries` times whether a block is ready, and return whether it is.
-
-    `ready`: (blocks,) int64.
-    """
+    """Look at most `tries` times whether a block is ready, and return whether it is."""
     for _ in range(tries):
         if atomic_load(ready, number):
             return True
@@ -139,10 +119,7 @@ def wait_ready(ready: Int64Array, number: Integer, tries: Integer) -> bool:
 
 @compiled
 def free_place(state: Int64Array, end: Integer) -> None:
-    """Free the ring's bytes before place `end`, counted without wrapping around.
-
-    `state`: (STATE,) int64.
-    """
+    """Free the ring's bytes before place `end`, counted without wrapping around."""
     atomic_store(state, FREED, end)
 
 

@@ -30,21 +30,17 @@ class MarkedRows(NamedTuple):
 
     bits: Bits
     places: Places
-    low: Integer
-    """First word of `bits` that has marks."""
-    high: Integer
-    """Word after the last that has marks."""
+    low: Integer  # first word of `bits` that has marks
+    high: Integer  # word after the last that has marks
 
 
 class RowCopies(NamedTuple):
     """Where copies of rows of B go, each array from its first place on."""
 
-    starts: IndexArray
-    """Start of each row."""
+    starts: IndexArray  # start of each row
     columns: IndexArray
     values: ValueArray
-    width: int
-    """Values of an entry, side by side."""
+    width: int  # values of an entry, side by side
 
 
 @instruction
@@ -62,9 +58,6 @@ def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integ
     """Set the bit of each row of B that entries [first, last) of A refer to; return the range of words with such bits.
 
     If the column of an entry is out of range, return -1 and that entry.
-
-    `a_indices`: (nnz of A,) int.
-    `first, last, nrows`: entries of A; rows of B.
     """
     low, high, end = np.uint64(len(bits)), np.uint64(0), np.uint64(nrows)
     for at in range(np.uintp(first), np.uintp(last)):
@@ -81,8 +74,7 @@ def mark_rows(a_indices: IndexArray, first: Integer, last: Integer, nrows: Integ
 def next_run(bits: np.uint64, base: np.uint64) -> Any:
     """Return the first run of set bits of a word: its first row, the row after its last, and the bits after the run.
 
-    `bits`: not 0.
-    `base`: row of the lowest bit.
+    `bits`: not 0; the lowest stands for row `base`.
     """
     start = lowest_bit(bits)
     filled = bits | ((ONE << start) - ONE)
@@ -96,9 +88,8 @@ def next_run(bits: np.uint64, base: np.uint64) -> Any:
 def number_rows(bits: Bits, places: Places, low: Integer, high: Integer, b_indptr: IndexArray) -> Any:
     """Give the marked rows of B numbers from 0 on; return how many rows are marked, and how many entries they have.
 
-    `places`: receives the first number of each word of `bits`.
-    `low, high`: words ``[low:high)`` of `bits` that have marks.
-    `b_indptr`: (nrows of B + 1,) int: if its offsets fall or exceed the last one, -1 entries are returned.
+    `places`: receives the first number of each word of `bits`; words ``[low:high)`` have marks. If offsets fall or
+    exceed the last one, -1 entries are returned.
     """
     rows: Any = np.uint64(0)
     entries, end, sound = np.int64(0), b_indptr[len(b_indptr) - 1], True
@@ -115,10 +106,7 @@ def number_rows(bits: Bits, places: Places, low: Integer, high: Integer, b_indpt
 
 @inlined
 def copy_rows(b: CsrArrays, source: Integer, stop: Integer, out: RowCopies, at: Integer) -> None:
-    """Copy entries [source, stop) of B.
-
-    `at`: entry of the copies at which to begin.
-    """
+    """Copy entries [source, stop) of B to the copies, from entry `at` on."""
     width = np.uintp(out.width)
     for j in range(np.uintp(stop - source)):
         out.columns[np.uintp(at) + j] = b.indices[np.uintp(source) + j]
@@ -129,12 +117,7 @@ def copy_rows(b: CsrArrays, source: Integer, stop: Integer, out: RowCopies, at: 
 
 @compiled
 def send_distinct(a_indices: IndexArray, b: CsrArrays, marks: MarkedRows, numbers: IndexArray, out: RowCopies) -> None:
-    """Write the number of the row of B for each entry of A, copy the marked rows of B, and clear the marks.
-
-    `a_indices`: (entries,) int: columns of a block of A.
-    `marks`: rows of B are copied in order.
-    `numbers`: (entries,) int: receives the row numbers.
-    """
+    """Write the number of the row of B for each entry of A, copy the marked rows of B in order, and clear the marks."""
     bits = marks.bits
     for at in range(np.uintp(len(a_indices))):
         k: Any = np.uint64(a_indices[at])
@@ -158,10 +141,7 @@ def send_distinct(a_indices: IndexArray, b: CsrArrays, marks: MarkedRows, number
 
 @compiled
 def send_duplicated(a_indices: IndexArray, b: CsrArrays, out: RowCopies) -> None:
-    """Copy the row of B of each entry of A, in order.
-
-    `a_indices, b, out`: as for `send_distinct`.
-    """
+    """Copy the row of B of each entry of A, in order."""
     copied: Any = np.int64(0)
     for at in range(np.uintp(len(a_indices))):
         k = np.uintp(a_indices[at])

@@ -50,11 +50,7 @@ LENGTH_GROUPS = len(REGISTER_CLASSES) + 1
 
 
 class KernelNames:
-    """Name expressions of the kernels for one choice of types.
-
-    `value, index, pointer, key`: C types of values, columns, offsets and sort keys, such as ``"double"``, ``"int"``,
-    ``"int"``, ``"u32"``.
-    """
+    """Name expressions of the kernels for C types of values, columns, offsets and sort keys."""
 
     def __init__(self, value: str, index: str, pointer: str, key: str) -> None:
         vip, ip = f"{value},{index},{pointer}", f"{index},{pointer}"
@@ -71,22 +67,6 @@ class KernelNames:
         return {FILE: names, OFFSETS_FILE: (self.offsets,)}
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of this method for a choice of types; tests compile them all.
-
-    `value, index, pointer`: C types of values, columns and offsets.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> sources("double", "int", "int")["rowwise_gpu/rows.cu"]
-    ('offsets<int>',)
-    """
-    keys = ("u32", "u64") if index == "int" else ("u64",)
-    found = [KernelNames(value, index, pointer, key).by_file for key in keys]
-    return {file: tuple(dict.fromkeys(name for s in found for name in s[file])) for file in found[0]}
-
-
 class SortKernels(KernelNames):
     """The compiled kernels; parameters as for `KernelNames`."""
 
@@ -99,11 +79,7 @@ class SortKernels(KernelNames):
 
 @functools.cache
 def kernels_of(device: int, value: str, index: str, pointer: str, key: str) -> SortKernels:
-    """Return the compiled kernels of a device; later calls return the same object.
-
-    `device`: number of the device, which must be current.
-    `value, index, pointer, key`: C types of values, columns, offsets and sort keys.
-    """
+    """Return the compiled kernels of a device, which must be current; later calls return the same object."""
     return SortKernels(value, index, pointer, key)
 
 
@@ -121,9 +97,8 @@ def group_table() -> npt.NDArray[np.uint8]:
 def launch_block(kernels: SortKernels, block: BlockSizes, lengths: list[int], at: BlockLayout, ncols: int) -> None:
     """Launch the GPU stages of a block on the current stream: multiply, sort and compress its rows, and gather C.
 
-    `lengths`: (LENGTH_GROUPS,) list of int: rows of each group.
-    `at`: device addresses. The arrays before ``at.sent`` are in place; the bytes from ``at.counts`` on are zero.
-    `ncols`: columns of B.
+    `lengths`: (LENGTH_GROUPS,): rows of each group. `at`: device addresses. The arrays before ``at.sent`` are in place;
+    the bytes from ``at.counts`` on are zero. `ncols`: of B.
     """
     rows = np.int64(block.rows)
     a_rows = at.a_rows if block.distinct else 0

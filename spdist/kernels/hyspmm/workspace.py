@@ -76,7 +76,7 @@ def sent_offsets(block: BlockSizes, types: ItemBytes) -> tuple[int, int, int, in
 def block_layout(block: BlockSizes, types: ItemBytes) -> BlockLayout:
     """Place the arrays of a block of hySpMM one after the other.
 
-    Returns ``sent`` bytes are transferred, and the block takes ``end`` bytes of device memory. The bytes from
+    The first ``sent`` bytes are transferred, and the block takes ``end`` bytes of device memory. The bytes from
     ``counts`` to ``end`` must be zero when the block starts.
     """
     places = list(sent_offsets(block, types))
@@ -112,29 +112,16 @@ class BlockCost(NamedTuple):
     fixed: int
 
     def bytes(self, rows: int, entries: int, products: int) -> int:
-        """Return the bound for a block.
-
-        `rows, entries, products`: rows and entries of the block of A, and the products they expand to.
-        """
+        """Return the bound for a block of A of these rows and entries, which expand to these products."""
         return self.fixed + rows * self.row + entries * self.entry + products * self.product
 
 
 def block_cost(types: ItemBytes) -> BlockCost:
     """Bound the device memory of a block of hySpMM before its distinct rows of B are known.
 
-    Returns ``block_layout(block, types).end`` is never more, for either variant.
-
-    References
-    ----------
+    ``block_layout(block, types).end`` is never more, for either variant.
     X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
     University, 2015, equations 3 and 5: the block of A, the block of B, and an upper bound of the triples and C.
-
-    Examples
-    --------
-    >>> types = ItemBytes(8, 4, 4)
-    >>> block = BlockSizes(rows=10, entries=30, products=90, b_rows=7, b_entries=21, distinct=True)
-    >>> block_layout(block, types).end <= block_cost(types).bytes(10, 30, 90)
-    True
     """
     pair = types.value_bytes + types.index_bytes
     row = 3 * types.pointer_bytes + 4 + 4 * len(SortGroup) + 1
@@ -144,14 +131,6 @@ def block_cost(types: ItemBytes) -> BlockCost:
 
 
 def host_bytes(b_rows: int, threads: int) -> int:
-    """Return the host bytes with which threads find distinct rows of B.
-
-    `b_rows`: rows of B.
-
-    Examples
-    --------
-    >>> host_bytes(6400, threads=2)
-    2424
-    """
+    """Return the host bytes with which threads find distinct rows of B."""
     words = b_rows // 64 + 1
     return threads * words * (8 + 4)

@@ -69,11 +69,10 @@ def requested(
 ) -> RowwiseProduct:
     """Return the product of two matrices on the GPU, in the dtypes that kernels take. Needs no GPU if dtypes agree.
 
-    `a, b`: arrays of CuPy.
-    `deterministic`: whether to add products in the order of A's entries.
-    `b_is_sound`: whether another product has checked B already.
-    Raises `MatrixError` if the shapes do not fit, or the GPU does not multiply the dtype.
-    Raises `InputError` if the semiring has no C expressions.
+    `deterministic`: whether to add products in the order of A's entries. `b_is_sound`: whether another product has
+    checked B already.
+    Raises `MatrixError` if the shapes do not fit, or the GPU does not multiply the dtype; `InputError` if the semiring
+    has no C expressions.
     """
     check_product_shapes(a.shape, b.shape)
     dtype = semiring.result_dtype(a.dtype, b.dtype)
@@ -128,11 +127,10 @@ class AnalysedProduct:
 
 
 def analyse(product: RowwiseProduct) -> AnalysedProduct:
-    """Count the products of each row of C and check the operands; waits for the GPU.
+    """Count the products of each row of C, which is not empty, and check the operands; waits for the GPU.
 
-    `product`: not empty.
-    Raises `MatrixError` if offsets fall, columns are out of range, or rows of B are not canonical.
-    Raises `InputError` if C expressions of the semiring do not compile.
+    Raises `MatrixError` if offsets fall, columns are out of range, or rows of B are not canonical; `InputError` if C
+    expressions of the semiring do not compile.
     """
     import cupy
 
@@ -153,14 +151,9 @@ def analyse(product: RowwiseProduct) -> AnalysedProduct:
 
 
 def analysed(a: CSR, b: CSR, semiring: Semiring, *, b_is_sound: bool = False) -> AnalysedProduct | None:
-    """Check a product's operands and count its products, ready for kernels; waits for the GPU.
+    """Check a product's operands and count its products, ready for kernels; None if there are none. Waits for the GPU.
 
-    `a, b`: arrays of CuPy.
-    `b_is_sound`: whether another product has checked B already.
-    Returns none if there are no products.
-    Raises `MatrixError` if shapes or dtypes do not fit, offsets fall, columns are out of range, or rows of B are not
-    canonical.
-    Raises `InputError` if the semiring has no C expressions, or these do not compile.
+    Arguments and errors as for `requested` and `analyse`.
     """
     product = requested(a, b, semiring, b_is_sound=b_is_sound)
     return None if product.is_empty else analyse(product)
@@ -189,12 +182,10 @@ def _count_products(x: AnalysedProduct, checks_b: bool) -> None:
 
 
 def check_canonical(m: CSR, name: str) -> None:
-    """Check a matrix on the GPU, for which it waits.
+    """Check a matrix on the GPU, for which it waits; values do not count.
 
-    `m`: arrays of CuPy; values do not count.
-    `name`: the matrix in messages.
-    Raises `NotCanonicalError` if a row is not sorted or holds a duplicate.
-    Raises `MatrixError` if offsets fall, or a column is out of range.
+    Raises `NotCanonicalError` if a row is not sorted or holds a duplicate, `MatrixError` if offsets fall, or a column
+    is out of range.
     """
     import cupy
 
@@ -211,13 +202,7 @@ def check_canonical(m: CSR, name: str) -> None:
 
 
 def offsets(lengths: npt.NDArray[np.uint32], dtype: np.dtype[Any]) -> tuple[IndexArray, int]:
-    """Turn row lengths on the GPU into row offsets; waits for their sum.
-
-    `lengths`: (nrows,) uint32.
-    `dtype`: of the offsets: int32 or int64.
-    Returns `offsets`: (nrows + 1,) of `dtype`.
-    Returns `total`: the last offset.
-    """
+    """Turn (nrows,) row lengths on the GPU into (nrows + 1,) row offsets; return also their sum, for which it waits."""
     import cupy
 
     nrows = len(lengths)
@@ -289,12 +274,9 @@ def _with_wide_offsets(m: CSR) -> CSR:
 def kernels_of(
     device: int, value: str, index: str, pointer: str, wide_keys: bool, defines: tuple[str, ...] = ()
 ) -> RowKernels:
-    """Return the kernels of a device for C types and a semiring; later calls return the same object.
+    """Return the kernels of a device for C types and a semiring's options; later calls return the same object.
 
-    `device`: number of the device.
-    `value, index, pointer`: C types of values, columns and offsets.
     `wide_keys`: whether sort keys have 64 bits.
-    `defines`: compiler options of the semiring.
     """
     kernels = RowKernels(value, index, pointer, defines)
     return kernels.with_wide_keys() if wide_keys else kernels

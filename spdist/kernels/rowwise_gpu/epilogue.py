@@ -23,23 +23,10 @@ from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray
 
+FILE = "rowwise_gpu/epilogue.cu"
 PARTIAL_SUMS = 1024
 """Most thread blocks that add up a block of C; each leaves one partial sum, which the host adds."""
 NORM_CODES = {None: RowNorm.NO_NORM, "l1": RowNorm.L1, "l2": RowNorm.L2, "max": RowNorm.GREATEST}
-
-
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of the epilogue for a choice of types: what may be compiled on first use.
-
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> "cut_rows<double,int,u64>" in sources("double", "int", "int")["rowwise_gpu/epilogue.cu"]
-    True
-    """
-    return {"rowwise_gpu/epilogue.cu": tuple(_names(value, index, pointer, *_more_types(value)).values())}
 
 
 def _more_types(value: str) -> tuple[str, str]:
@@ -50,8 +37,9 @@ def _more_types(value: str) -> tuple[str, str]:
     return "u64" if value in ("double", "long long", "u64") else "u32", sums
 
 
-def _names(value: str, index: str, pointer: str, key: str, wide: str) -> dict[str, str]:
+def kernel_names(value: str, index: str, pointer: str) -> dict[str, str]:
     """Return the name expressions of the kernels by our names for them."""
+    key, wide = _more_types(value)
     ordered = {} if value.startswith("Complex") else {"histogram": f"count_by_bins<{value}>"}
     return {
         "finish": f"finish_rows<{value},{index},{pointer}>",
@@ -72,17 +60,12 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class BlockEpilogue:
-    """Multiply blocks of one product on the GPU, and apply its epilogue to each.
+    """Multiply blocks of one product on the GPU, and apply its epilogue to each; or download a reduction alone.
 
-    `spec`: with the mask on the host; or on the device, if the product is made as one block.
-    `reduction`: download nothing but this reduction of each block.
-    `shape`: shape of C.
-    `dtype`: dtype of C.
-    `counts`: whether the rows of C need only be counted.
-    `factors`: on the host: factors of rows, factors of columns, edges of a histogram's bins; None for each that is not
-    asked for.
-    `on_device`: factors of rows and of columns.
-    `edges, sums`: edges of bins; sums of columns.
+    `spec`: with the mask on the host; or on the device, if the product is made as one block. `shape, dtype`: of C.
+    `counts`: whether the rows of C need only be counted. `factors`: on the host: factors of rows, factors of columns,
+    edges of a histogram's bins; None if not wanted. `on_device`: factors of rows and of columns. `edges, sums`: edges
+    of bins; sums of columns.
     """
 
     def __init__(
@@ -122,13 +105,10 @@ class BlockEpilogue:
         self.take([None if one is None else cupy.asarray(one) for one in (*self.factors, self.sums_of_columns)])
 
     def make(self, a: CSR, b: CSR, first: int, deterministic: bool, **known: Any) -> tuple[Any, int]:
-        """Multiply a block of rows of A and apply the epilogue.
+        """Multiply a block of rows of A on the GPU and apply the epilogue; `first` is the block's first row in C.
 
-        `a, b`: on the GPU.
-        `first`: row of the product that is the block's first.
         `**known`: `sound_b`, `expected` and `meanwhile`, as for `rowwise_gpu.multiply.multiply`.
-        Returns `made`: the block of C; its row lengths if `counts`.
-        Returns `entries`: entries that were allocated, C included.
+        Returns the block of C, or its row lengths if `counts`; and the entries that were allocated, C included.
         """
         if self.spec.diagonal is None:
             return self._make(a, b, first, deterministic, **known)
@@ -212,12 +192,10 @@ class BlockEpilogue:
 
 
 def finish(c: CSR, spec: ProductSpec, rows: Any = None, columns: ValueArray | None = None, first: int = 0) -> CSR:
-    """Scale, map, normalize and select the entries of C: values are changed in place, selected entries are copied.
+    """Scale, map, normalize and select the entries of a canonical C: values change in place, selected ones are copied.
 
-    `c`: canonical, on the GPU.
-    `spec`: semiring and mask were applied already.
-    `rows, columns`: factors of the product's rows and columns, in the dtype of C.
-    `first`: row of the product that is C's first.
+    Semiring and mask were applied already. `rows, columns`: factors in the dtype of C. `first`: C's first row in the
+    product.
     Raises `InputError` if the C expression of the epilogue does not compile.
     """
     if not spec.finishes or not c.nnz:
@@ -267,5 +245,5 @@ def _kernels(c: CSR, spec: ProductSpec) -> Any:
 
 
 def _module(value: str, index: str, pointer: str, defines: tuple[str, ...]) -> tuple[dict[str, str], Module]:
-    names = _names(value, index, pointer, *_more_types(value))
-    return names, module("rowwise_gpu/epilogue.cu", tuple(names.values()), defines)
+    names = kernel_names(value, index, pointer)
+    return names, module(FILE, tuple(names.values()), defines)

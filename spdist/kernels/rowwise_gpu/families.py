@@ -205,12 +205,7 @@ class NodeRows(RowFamily):
 
 
 def same_rows(x: AnalysedProduct, m: CSR) -> Any:
-    """Compare the columns of each row of a matrix with the columns of the row before.
-
-    `x`: launches its kernel.
-    `m`: its A or B.
-    Returns (nrows,) uint8: 1 for each row that has the columns of the row before.
-    """
+    """Return (nrows,) uint8: 1 for each row of A or B that has the columns of the row before."""
     import cupy
 
     same = cupy.empty(m.nrows, np.uint8)
@@ -309,20 +304,16 @@ class LongRows(RowFamily):
 
 
 def rows_of(row_class: RowClass, number: int, rows: int | npt.NDArray[np.uint32], count: int) -> RowFamily:
-    """Return the rows of a class as the family made for it: sorted or ranked.
-
-    `row_class, number, rows, count`: as for `RowFamily`.
-    """
+    """Return the rows of a class as the family made for it: sorted or ranked."""
     family = SortRows if isinstance(row_class, SortClass) else RankRows
     return family(row_class, number, rows, count)
 
 
 def families_of(x: AnalysedProduct, counts: list[int], tuning: RowTuning) -> list[RowFamily]:
-    """List the rows of C by class, and return a family for each class; `prepared` must follow.
+    """List the rows of C by class, and return a family for each class, by rising class; `prepared` must follow.
 
-    `x`: `lengths` holds the products of each row.
-    `counts`: (ROW_CLASSES,) list of int: rows of each class; rows that it counts as class 0 get no family.
-    Returns by rising class.
+    `x.lengths` holds the products of each row. `counts`: (ROW_CLASSES,): rows of each class; rows that it counts as
+    class 0 get no family.
     """
     shares = share_rows(counts, x.is_small, tuning)
     all_rows = counts[0] == x.facts.class_rows()[0] and len(shares) == 1
@@ -346,8 +337,7 @@ def families_of(x: AnalysedProduct, counts: list[int], tuning: RowTuning) -> lis
 def prepared(x: AnalysedProduct, families: list[RowFamily]) -> list[RowFamily]:
     """Prepare families to count entries; rows of a class that belong to no node become a family of their own.
 
-    `families`: from `families_of`.
-    Returns by falling class, as rows of many products take longest; without families that have no rows.
+    The families come by falling class, as rows of many products take longest; without families that have no rows.
     """
     _prepare(x, families)
     others = [rest for rows in families if isinstance(rows, NodeRows) and (rest := rows.take_nodes(x))]
@@ -366,19 +356,14 @@ def _prepare(x: AnalysedProduct, families: list[RowFamily]) -> None:
 
 
 def count_entries(x: AnalysedProduct, families: list[RowFamily]) -> None:
-    """Queue the counts of the entries of all families' rows.
-
-    `x`: `lengths` gets the entries.
-    `families`: from `prepared`.
-    """
+    """Queue the counts of the entries of all prepared families' rows; ``x.lengths`` gets them."""
     _side_by_side([functools.partial(rows.count_entries, x) for rows in families])
 
 
 def fill(x: AnalysedProduct, c: CSR, families: list[RowFamily]) -> None:
-    """Queue the kernels that write the rows of C of all families.
+    """Queue the kernels that write the rows of C of all families, whose entries were counted.
 
     `c`: with its offsets, and room for its entries.
-    `families`: their entries were counted.
     """
     _side_by_side([functools.partial(rows.fill, x, c) for rows in families])
 

@@ -23,6 +23,7 @@ from spdist.kernels.semirings import Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX
 
+FILE = "rowwise_gpu/mask_rows.cu"
 MOST_BLOCKS = 2112
 """Thread blocks of a launch at most: 16 on each of the 132 multiprocessors of an H100."""
 
@@ -45,21 +46,7 @@ TUNING = MaskTuning()
 """Thresholds of every masked product."""
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of masked products for a choice of types: what may be compiled on first use.
-
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> sources("double", "int", "int")["rowwise_gpu/mask_rows.cu"][0]
-    'prepare_rows<double,int>'
-    """
-    return {"rowwise_gpu/mask_rows.cu": tuple(_names(value, index, pointer).values())}
-
-
-def _names(value: str, index: str, pointer: str) -> dict[str, str]:
+def kernel_names(value: str, index: str, pointer: str) -> dict[str, str]:
     """Return the name expressions of the kernels by our names for them."""
     types = f"{value},{index},{pointer}"
     return {
@@ -76,22 +63,10 @@ def multiply(
     a: CSR, b: CSR, mask: CSR, *, complement: bool, semiring: Semiring, deterministic: bool = False,
     sound_b: bool = False,
 ) -> tuple[CSR, int]:  # fmt: skip
-    """Return ``a @ b`` under a mask, and how many entries were allocated for it.
+    """Return ``a @ b`` under a canonical mask, on the host or on the GPU, and how many entries were allocated for it.
 
-    Parameters
-    ----------
-    a, b, semiring, deterministic, sound_b
-        As for `rowwise_gpu.multiply.multiply`, with the same errors.
-    mask : CSR
-        On the host or on the GPU, canonical, with the rows of A and the columns of B; values do not count.
-    complement : bool
-        Whether C has entries only where the mask holds none.
-
-    Returns
-    -------
-    c : CSR
-    made : int
-        Entries that the call allocated, with the entries of C: a measure of the device memory it took.
+    Arguments and errors as for `rowwise_gpu.multiply.multiply`; values of the mask do not count. The entries, with the
+    entries of C, measure the device memory that the call took.
     """
     import cupy
 
@@ -108,8 +83,8 @@ def multiply(
         c = CSR(mask.indptr, mask.indices, cupy.empty(mask.nnz, x.a.dtype), mask.shape)
         if not mask.nnz:
             return c, 0
-    names = _names(value_type(c.dtype), c_type(c.indices.dtype), c_type(c.indptr.dtype))
-    kernels = module("rowwise_gpu/mask_rows.cu", tuple(names.values()), semiring.defines(c.dtype))
+    names = kernel_names(value_type(c.dtype), c_type(c.indices.dtype), c_type(c.indptr.dtype))
+    kernels = module(FILE, tuple(names.values()), semiring.defines(c.dtype))
     grid, block = ceil_div(c.nrows, GROUP_ROWS), 32 * GROUP_ROWS
     hits = cupy.empty(c.nnz, np.uint8)
     if x is None:
@@ -145,12 +120,7 @@ def _add_products(
 
 
 def on_device(mask: CSR, index: np.dtype[Any], pointer: np.dtype[Any]) -> CSR:
-    """Return a mask's structure on the GPU.
-
-    `mask`: on the host or on the GPU.
-    `index, pointer`: of columns and of offsets.
-    Returns its values are its columns, as nothing reads them.
-    """
+    """Return a mask's structure on the GPU; its values are its columns, as nothing reads them."""
     import cupy
 
     indptr = cupy.asarray(mask.indptr.astype(pointer, copy=False))

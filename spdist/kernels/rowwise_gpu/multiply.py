@@ -66,10 +66,8 @@ class MadeProduct(NamedTuple):
 
 
 class HostSide:
-    """Estimate of nnz(C), and work for the host while the GPU makes a product.
+    """Estimate of nnz(C), 0 if unknown, and work for the host, done at most once while it would wait for the GPU.
 
-    `expected`: estimate of nnz(C); 0 if unknown.
-    `meanwhile`: called at most once, while the host would wait for the GPU.
     `nnz`: entries of C; 0 until they are counted.
     """
 
@@ -95,52 +93,27 @@ def multiply(
     a: CSR, b: CSR, *, deterministic: bool = False, semiring: Semiring = PLUS_TIMES, sound_b: bool = False,
     expected: int = 0, meanwhile: Callable[[], None] | None = None,
 ) -> CSR:  # fmt: skip
-    """Return ``a @ b``.
+    """Return ``a @ b``; arrays of CuPy on the current device. Rows of B are canonical, rows of A need not be.
 
-    Parameters
-    ----------
-    a, b : CSR
-        Arrays of CuPy on the current device. Values are float32, float64, complex64, complex128, bool, or integers of
-        32 or 64 bits; indices are int32 or int64. Rows of B are sorted and free of duplicates; rows of A need not be.
-    deterministic : bool
-        Add the products of every entry in the order of A's entries, so that the bits are the same on every run. Without
-        it, rows of more than 1,024 products that form no node are summed by atomics, in any order.
-    semiring : Semiring
-        With C expressions for the GPU.
-    sound_b : bool
-        Whether another product has checked B already: a check reads all of B.
-    expected : int
-        Estimate of nnz(C); 0 if unknown. With an estimate, no rows are sampled.
-    meanwhile : callable, optional
-        Work for the host while it would wait for the GPU; not always called.
-
-    Returns
-    -------
-    CSR
-        Canonical, with the structural pattern. Indices have the wider dtype of the two; indptr is int64 if nnz needs
-        it. A small C is cut from buffers for all products, which it keeps: 32 MiB at most. A C made in a single pass
-        is cut from buffers too, an eighth of which it leaves unused at most.
-
-    Raises
-    ------
-    MatrixError
-        If shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not sorted.
-    InputError
-        If the semiring has no C expressions, or these do not compile.
-    MemoryBoundError
-        If the GPU has too little memory; says how much is needed.
+    A small C is cut from buffers for all products, which it keeps: 32 MiB at most. A C made in a single pass is cut
+    from buffers too, an eighth of which it leaves unused at most.
+    `deterministic`: add the products of every entry in the order of A's entries, so that the bits are the same on every
+    run. Without it, rows of more than 1,024 products that form no node are summed by atomics, in any order.
+    `sound_b`: whether another product has checked B already: a check reads all of B. `expected`: estimate of nnz(C),
+    with which no rows are sampled; 0 if unknown. `meanwhile`: work for the host while it would wait for the GPU; not
+    always called.
+    Raises `MatrixError` if shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not
+    sorted; `InputError` if the semiring has no C expressions, or these do not compile; `MemoryBoundError` with the
+    bytes needed if the GPU has too little memory.
     """
     product = requested(a, b, semiring, deterministic=deterministic, b_is_sound=sound_b)
     return _made(product, HostSide(expected, meanwhile)).c
 
 
 def count(a: CSR, b: CSR) -> Any:
-    """Count the entries of each row of ``a @ b``; nothing is multiplied.
+    """Count the entries of each row of ``a @ b``, (nrows,) uint32 on the device; nothing is multiplied.
 
-    `a, b`: as for `multiply`.
-    Returns (nrows,) uint32: on the device.
-    Raises `MatrixError` if shapes or dtypes do not fit, offsets or columns are out of range, or a row of B is not
-    sorted.
+    Raises `MatrixError` as `multiply` does.
     """
     import cupy
 
@@ -153,30 +126,16 @@ def count(a: CSR, b: CSR) -> Any:
 
 
 def multiply_counted(a: CSR, b: CSR) -> tuple[CSR, int, int]:
-    """Return ``a @ b`` with the sizes that the product was found to have; errors as for `multiply`.
+    """Return ``a @ b``, the products of all rows, and the entries of A's longest row; 0 if there are no products.
 
-    `a, b`: as for `multiply`.
-    Returns `products`: products of all rows.
-    Returns `longest`: entries of the longest row of A; 0 if there are no products.
+    Operands and errors as for `multiply`.
     """
     c, x, _ = _made(requested(a, b))
     return (c, 0, 0) if x is None else (c, x.products, x.longest_a)
 
 
 def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
-    """Return the structure of ``a @ b`` for `numeric`; errors as for `multiply`.
-
-    Parameters
-    ----------
-    a, b : CSR
-        As for `multiply`.
-    deterministic : bool
-        Whether `numeric` adds products in the order of A's entries.
-
-    Returns
-    -------
-    Pattern
-    """
+    """Return the structure of ``a @ b`` for `numeric`; operands and errors as for `multiply`."""
     c, x, rows = _made(requested(a, b, deterministic=deterministic), count_first=True)
     if x is not None:  # keep the structure, not the values
         a, b = (CSR(m.indptr, m.indices, m.data[:0], m.shape) for m in (x.a, x.b))
@@ -185,25 +144,10 @@ def symbolic(a: CSR, b: CSR, *, deterministic: bool = False) -> Pattern:
 
 
 def numeric(pattern: Pattern, a: CSR, b: CSR) -> CSR:
-    """Return ``a @ b`` for operands of the structure that `pattern` was made from.
+    """Return ``a @ b`` for operands of the structure that `pattern` was made from; C shares indptr and indices with it.
 
-    Parameters
-    ----------
-    pattern : Pattern
-        From `symbolic`.
-    a, b : CSR
-        With the same structure as then, for a product of the same dtype; only the values may differ. Columns are not
-        checked to be the same, only their number is.
-
-    Returns
-    -------
-    CSR
-        It shares indptr and indices with the pattern.
-
-    Raises
-    ------
-    MatrixError
-        If shape or nnz of an operand, or the dtype of the product, differs from the pattern's.
+    Columns are not checked to be the same, only their number is. Raises `MatrixError` if shape or nnz of an operand, or
+    the dtype of the product, differs from the pattern's.
     """
     import cupy
 
@@ -230,13 +174,7 @@ def _with_values(old: CSR, new: CSR) -> CSR:
 
 
 def compile_kernels(dtype: np.dtype[Any], ncols: int, semiring: Semiring = PLUS_TIMES) -> None:
-    """Compile the kernels of products of a dtype before the first of them is made.
-
-    `dtype`: of the values of C.
-    `ncols`: columns of C.
-    Raises `MatrixError` if the GPU's kernels do not multiply such values.
-    Raises `InputError` if the semiring has no C expressions, or these do not compile.
-    """
+    """Compile the kernels of products of a dtype before the first of them is made. Errors as for `requested`."""
     import cupy
 
     types = value_type(dtype), c_type(index_dtype(ncols)), "int"
@@ -338,8 +276,7 @@ def _expected_nnz(
 ) -> tuple[int, list[RowFamily]]:
     """Count the rows that the single pass leaves out, and a sample of the others.
 
-    Returns `expected`: entries that C should have room for.
-    Returns `rows`: the rows left out.
+    Returns the entries that C should have room for, and the rows left out.
     """
     import cupy
 

@@ -109,14 +109,8 @@ class ClassShare(NamedTuple):
 def share_rows(counts: list[int], single_pass: bool = False, tuning: RowTuning = TUNING) -> list[ClassShare]:
     """Share the rows of a product out to classes; classes of few rows join the next class that has any.
 
-    `counts`: (ROW_CLASSES,) list of int: rows of each class, the rows without products first.
-    `single_pass`: whether one kernel makes the product if one class has all rows.
-    Returns class numbers are places in `CLASSES`.
-
-    Examples
-    --------
-    >>> share_rows([0, 10**7, 20, *[0] * 13])
-    [ClassShare(number=0, first=0, rows=10000000), ClassShare(number=1, first=10000000, rows=20)]
+    `counts`: (ROW_CLASSES,): rows of each class, the rows without products first. `single_pass`: whether one kernel
+    makes the product if one class has all rows. Class numbers of the result are places in `CLASSES`.
     """
     shares = []
     first = start = counts[0]
@@ -152,11 +146,10 @@ def _may_join(rows: int, row_class: RowClass, later: RowClass | None, tuning: Ro
 
 
 def single_pass_class(counts: list[int], small: bool, tuning: RowTuning = TUNING) -> int | None:
-    """Return the largest class whose rows are made without being counted first; None if all rows are to be counted.
+    """Return the largest of `SINGLE_PASS_CLASSES` whose rows are made without being counted first; None to count all.
 
-    `counts`: (ROW_CLASSES,) list of int: rows of each class, the rows without products first.
-    `small`: whether C may have room for all products: then the class must hold all rows.
-    Returns A member of `SINGLE_PASS_CLASSES`.
+    `counts`: (ROW_CLASSES,): rows of each class, the rows without products first. `small`: whether C may have room for
+    all products: then the class must hold all rows.
     """
     if small:
         shares = share_rows(counts, True, tuning)

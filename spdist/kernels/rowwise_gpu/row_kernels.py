@@ -31,9 +31,8 @@ NODE_WARPS = 2
 
 
 class RowKernels:
-    """The compiled kernels for one choice of types; compiled on first use, file by file.
+    """The compiled kernels for C types of values, columns and offsets; compiled on first use, file by file.
 
-    `value, index, pointer`: C types of values, columns and offsets.
     `defines`: compiler options of a semiring, for the files that multiply.
     """
 
@@ -129,20 +128,6 @@ def _sort_names(ip: str, vip: str) -> dict[str, str]:
         if n in SINGLE_PASS_CLASSES:
             names |= {f"sample {n}": f"sample_rows<{hashed}>", f"single pass {n}": f"sort_rows<{sorts},true>"}
     return names
-
-
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel for a choice of types: what may be compiled on first use.
-
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-    """
-    narrow = RowKernels(value, index, pointer)
-    found = narrow.name_expressions()
-    if index != "int":
-        wide = narrow.with_wide_keys().name_expressions()
-        found = {file: tuple(dict.fromkeys((*names, *wide[file]))) for file, names in found.items()}
-    return found
 
 
 def _power_of_two(count: int) -> int:

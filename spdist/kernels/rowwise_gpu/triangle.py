@@ -15,10 +15,10 @@ from spdist.matrices.dtypes import index_dtype
 def enter(a: CSR, b: CSR, diagonal: int, semiring: Semiring = PLUS_TIMES, *, sound_b: bool = False) -> tuple[CSR, CSR]:
     """Return operands whose product is the part of ``a @ b`` on and above a diagonal; no other products are made.
 
-    `a, b, semiring, sound_b`: as for `multiply.multiply`, with the same errors.
-    `diagonal`: column of the diagonal in the first row of ``a @ b``; it is one more in each row after that.
-    Returns `a, b`: for `multiply.multiply`, `multiply.count` and `analysis.analysed`. B's entries are shared; 8 bytes
-    or more for each entry of A are new. Columns are of 64 bits if A has 2^30 entries or more.
+    `diagonal`: its column in the first row of ``a @ b``; it is one more in each row after that. Other arguments and
+    errors as for `multiply.multiply`.
+    B's entries are shared; 8 bytes or more for each entry of A are new. Columns are of 64 bits if A has 2^30 entries or
+    more.
     """
     import cupy
 

@@ -50,16 +50,7 @@ VALUE_BYTES = 32 << 10
 
 
 def long_fits(rows: int, ncols: int) -> bool:
-    """Return whether masks and ranks of long rows of C fit in `LONG_BYTES`.
-
-    `rows`: long rows.
-    `ncols`: columns of C.
-
-    Examples
-    --------
-    >>> long_fits(100, 10**6), long_fits(1000, 10**6)
-    (True, False)
-    """
+    """Return whether masks and ranks of that number of long rows of C fit in `LONG_BYTES`."""
     return rows * ceil_div(ncols, 64) * 12 <= LONG_BYTES
 
 
@@ -69,15 +60,7 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
     Every part reads all of the row's entries of A, so few large parts take less time, as long as the entries of C that
     all thread blocks add to at a time fit in the L2 cache: smaller values allow larger parts. If there are few rows,
     they are cut into as many parts as rows whose parts hold values.
-
-    `held_parts, parts`: `RankClass.parts` and `RankClass.open_parts`.
-    `rows`: rows of the class.
-    `value_itemsize`: bytes of a value.
-
-    Examples
-    --------
-    >>> [open_parts(16, 16, 10_000, size) for size in (4, 8, 16)], open_parts(16, 16, 100, 4)
-    ([4, 8, 16], 10)
+    `held_parts, parts`: `RankClass.parts` and `RankClass.open_parts`. `rows`: of the class.
     """
     return max(parts * value_itemsize // 16, min(held_parts, OPEN_TASKS // max(rows, 1)), 1)
 
@@ -85,35 +68,15 @@ def open_parts(held_parts: int, parts: int, rows: int, value_itemsize: int) -> i
 def rank_parts(parts: int, ncols: int, rows: int, columns: int = PART_COLUMNS) -> int:
     """Return the number of parts of each row of a class: at least `parts`, unless tasks would take too much memory.
 
-    Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns.
-
-    `parts`: parts of each row at least.
-    `ncols`: columns of C.
-    `rows`: rows of the class.
-    `columns`: columns of a part at most, up to `MOST_PARTS` parts.
-
-    Examples
-    --------
-    >>> rank_parts(2, 1000, 10_000), rank_parts(2, 1000, 16), rank_parts(2, 2**20, 10_000)
-    (2, 16, 16)
+    Few rows are cut into more parts, so that all of the device is busy; wide rows into parts of `columns` columns, up
+    to `MOST_PARTS` parts.
     """
     wanted = max(parts, min(MOST_PARTS, ceil_div(ncols, columns)), min(FEW_TASKS // max(rows, 1), MOST_PARTS))
     return max(1, min(wanted, TASK_BYTES // (24 * max(rows, 1))))
 
 
 def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
-    """Bound the columns of a part of a row.
-
-    `ncols`: columns of C.
-    `parts`: parts of each row.
-    `columns`: greatest bound that is of use.
-    Returns A multiple of 64; 0 if it were above `columns`: then the parts must be measured.
-
-    Examples
-    --------
-    >>> rank_width(100_000, 2), rank_width(10**9, 16)
-    (50048, 0)
-    """
+    """Bound the columns of a part of a row by a multiple of 64; 0 above `columns`: then the parts must be measured."""
     width = round_up(ceil_div(ncols + 63, parts), 64)
     return width if width <= columns else 0
 
@@ -121,13 +84,7 @@ def rank_width(ncols: int, parts: int, columns: int = PART_COLUMNS) -> int:
 def rank_count_window(width: int, shared_bytes: int) -> int:
     """Return the columns that `rank_count` marks at once, in ``window // 8`` bytes of shared memory.
 
-    `width`: columns of the widest part.
-    `shared_bytes`: shared memory that a thread block may use.
-
-    Examples
-    --------
-    >>> rank_count_window(1000, 99 << 10), rank_count_window(10**7, 99 << 10), rank_count_window(10**7, 227 << 10)
-    (1024, 524288, 1048576)
+    `width`: columns of the widest part. `shared_bytes`: shared memory that a thread block may use.
     """
     return min(round_up(width, 256), 1 << MASK_BITS, 1 << (8 * shared_bytes).bit_length() - 1)
 
@@ -135,16 +92,11 @@ def rank_count_window(width: int, shared_bytes: int) -> int:
 def rank_fill_shared(
     width: int, most_products: int, value_itemsize: int, ordered: bool, shared_bytes: int
 ) -> tuple[int, int, int]:
-    """Return how `rank_fill` uses shared memory.
+    """Return how `rank_fill` uses shared memory: columns marked at once, values held at once, bytes of a thread block.
 
-    `width`: columns of the widest part.
-    `most_products`: products of the longest row.
-    `value_itemsize`: bytes of a value.
-    `ordered`: whether values are held in shared memory and added in the order of A's entries; if not, none are held.
-    `shared_bytes`: shared memory that a thread block may use.
-    Returns `window`: columns marked at once.
-    Returns `capacity`: values held at once.
-    Returns `shared`: bytes of a thread block.
+    `width`: columns of the widest part. `most_products`: products of the longest row. `ordered`: whether values are
+    held in shared memory and added in the order of A's entries; if not, none are held. `shared_bytes`: that a thread
+    block may use.
     """
     left = shared_bytes - VALUE_BYTES - 64 * 16  # at least 64 values of a row are held
     window = min(round_up(width, 256), 1 << MASK_BITS - 1, 1 << (16 * left // 3).bit_length() - 1)
@@ -166,13 +118,9 @@ def node_fill_shared(
 ) -> tuple[int, int, int]:
     """Return how a warp of `node_fill` uses shared memory.
 
-    `words`: words of 32 columns of the widest node.
-    `rows`: rows of the largest node.
-    `most_entries`: entries of the longest row of C.
-    `value_itemsize`: bytes of a value.
-    `shared_bytes`: shared memory that the two warps of a thread block may use.
-    Returns `capacity, most`: entries held of each of `rows` rows, and of a row that is alone in its node.
-    Returns `shared`: bytes of a warp.
+    `words`: words of 32 columns of the widest node. `rows`: rows of the largest node. `most_entries`: entries of the
+    longest row of C. `shared_bytes`: that the two warps of a thread block may use.
+    Returns the entries held of each of `rows` rows, and of a row that is alone in its node; and bytes of a warp.
     """
     room = max(64, min(24 << 10, shared_bytes // 7) // (value_itemsize * rows))
     unit = max(4, 8 // value_itemsize)  # keeps the arrays after the values aligned
@@ -193,18 +141,10 @@ def rowwise_workspace(
 ) -> int:
     """Bound the device bytes that the row-by-row product on the GPU takes beyond A, B and C.
 
-    Operands whose dtypes differ are copied as well: add `cast_bytes` for each.
-
-    `nrows_a, nrows_b, ncols`: rows of A and B, columns of C.
+    Operands whose dtypes differ are copied as well: add `cast_bytes` for each. The bound counts the unused room of a C
+    cut from larger buffers. If the sampled rows mislead, a product may take up to the bytes of all products while it is
+    made.
     `class_rows`: rows of each class, the empty rows first.
-    `value_itemsize, index_itemsize`: bytes of a value and of a column index of C.
-    Returns bytes, with the unused room of a C cut from larger buffers. If the sampled rows mislead, a product may take
-    up to the bytes of all products while it is made.
-
-    Examples
-    --------
-    >>> rowwise_workspace(10**6, 10**6, 10**6, 10**8, [0, 10**6, *[0] * 14], 8, 4) < 192 * 2**20
-    True
     """
     scan = SCRATCH_BYTES + 8 * (nrows_a if nrows_a <= SMALL_ROWS else ceil_div(nrows_a, LEAST_ROWS))
     lists = 16 * nrows_a

@@ -16,28 +16,11 @@ COLUMNS = 8
 
 
 def multiply(a: BSR, x: ValueArray, out: ValueArray | None = None, *, threads: int = 1) -> Any:
-    """Return ``a @ x``.
+    """Return ``a @ x`` on the host, for x of shape (ncols,) or (ncols, k); equal bits for any number of threads.
 
-    Parameters
-    ----------
-    a : BSR
-        Of NumPy's arrays, float or complex; its values are widened to the dtype of x as they are read.
-    x : (ncols,) or (ncols, k)
-        C order, of the kind of A's values, real or complex, and at least as precise.
-    out : (nrows,) or (nrows, k), optional
-        Array for the result; C order, the dtype of x.
-    threads : int
-        Most threads.
-
-    Returns
-    -------
-    (nrows,) or (nrows, k)
-        The same bits for any number of threads.
-
-    Raises
-    ------
-    MatrixError
-        If a shape does not fit.
+    x is C order, of the kind of A's values, real or complex, and at least as precise: values are widened as they are
+    read.
+    Raises `MatrixError` if a shape does not fit.
     """
     shape = a.shape[0], *x.shape[1:]
     if x.shape[:1] != a.shape[1:] or (out is not None and out.shape != shape):

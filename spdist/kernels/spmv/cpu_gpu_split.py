@@ -61,10 +61,7 @@ class HostTransfers:
         self._memory: dict[str, Bytes] = {}
 
     def download(self, used: Any, caller: Any) -> Any:
-        """Start the download of elements of x; return the staging buffer that they go to.
-
-        `caller`: the download waits for earlier work on this stream.
-        """
+        """Start the download of elements of x after `caller`'s earlier work; return the staging buffer for them."""
         staged = self._buffer("x", used.shape, used.dtype)
         self._ready.record(caller)
         self.stream.wait_event(self._ready)
@@ -80,11 +77,7 @@ class HostTransfers:
         return self._buffer("y", shape, dtype)
 
     def upload(self, rows: Any, out: Any, caller: Any) -> None:
-        """Start the upload of rows of y.
-
-        `rows`: from `rows`.
-        `caller`: later work on this stream waits for the upload.
-        """
+        """Start the upload of rows of y, which come from `rows`; later work on the stream `caller` waits for it."""
         if rows.size:
             up = self._runtime.memcpyHostToDevice
             self._runtime.memcpyAsync(out.data.ptr, rows.ctypes.data, rows.nbytes, up, self.stream.ptr)
@@ -135,10 +128,7 @@ class PreparedSplit:
         return self.high - self.low if self.columns is None else len(self.columns)
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
-        """Return ``a @ x``.
-
-        Raises `InputError` if the stream is being captured.
-        """
+        """Return ``a @ x``; raise `InputError` if the stream is being captured."""
         import cupy
 
         caller = cupy.cuda.get_current_stream()
@@ -176,11 +166,7 @@ class PreparedSplit:
 
 
 class Cuts:
-    """A matrix on the GPU, to be cut between two rows.
-
-    `a`: on the GPU.
-    Raises `MatrixError` if it has 2**31 rows or columns.
-    """
+    """A matrix on the GPU, to be cut between two rows; raises `MatrixError` if it has 2**31 rows or columns."""
 
     def __init__(self, a: CSR) -> None:
         if max(a.shape) > INT32_MAX:
@@ -232,12 +218,9 @@ def renumbered(a: CSR) -> tuple[CSR, int, int, Any]:
 
 
 def to_csr(before: CSR, after: CSR, product: PreparedSplit) -> CSR:
-    """Join the rows of the GPU and the rows of the host to one matrix.
+    """Join the rows before ``product.cut`` and the rows after it, canonical and in host memory, to one matrix there.
 
-    `before`: the rows before ``product.cut``, canonical and in host memory.
-    `after`: the other rows, canonical and in host memory; columns numbered as ``product.host`` numbers them.
-    `product`: gives the columns of the rows on the host, and the shape.
-    Returns in host memory, with columns of the whole matrix.
+    Columns of `after` are numbered as ``product.host`` numbers them, columns of the result are the whole matrix's.
     """
     columns = product.low + np.arange(product.high - product.low) if product.columns is None else product.columns
     indices = _on_host(columns)[after.indices].astype(before.indices.dtype)
@@ -263,13 +246,10 @@ class Forms:
 
 
 def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
-    """Split a matrix between the GPU and the host if the split product is faster.
+    """Split a matrix on the GPU between it and the host if the split product is faster.
 
     During the timings the GPU holds its rows of the split product as well as the whole matrix.
-
-    `a`: on the GPU.
-    Returns the split matrix, or None if the GPU alone is as fast; and the reason, for people.
-    Raises `MatrixError` if the matrix has 2**31 rows or columns.
+    Returns the split matrix, or None if the GPU alone is as fast; and the reason, for people. Raises as `Cuts` does.
     """
     cuts = Cuts(a)
     if a.nrows < 2 or not a.nnz:
@@ -297,9 +277,8 @@ def prepare(a: CSR, forms: Forms) -> tuple[PreparedSplit | None, str]:
 def balance(alone: float, fixed: float, host_seconds: Callable[[float], float]) -> float:
     """Return the share of the matrix for which the host takes as long as the GPU takes for the rest.
 
-    `alone`: seconds of the GPU for the whole matrix; a part is assumed to take proportionally less.
-    `fixed`: seconds of the host for a single row.
-    `host_seconds`: returns the seconds of the host for a share, including download and upload.
+    `alone`: seconds of the GPU for the whole matrix; a part is assumed to take proportionally less. `fixed`: seconds of
+    the host for a single row. `host_seconds`: the host's seconds for a share, with download and upload.
     """
     share = FIRST_SHARE
     for _ in range(ROUNDS):
@@ -311,15 +290,7 @@ def balance(alone: float, fixed: float, host_seconds: Callable[[float], float]) 
 
 
 def wins(ours: list[float], theirs: list[float]) -> bool:
-    """Whether the upper quartile of `ours` is below the lower quartile of `theirs`.
-
-    `ours, theirs`: seconds, two values at least in each.
-
-    Examples
-    --------
-    >>> wins([1.0, 1.1, 1.2], [2.0, 2.1, 2.2])
-    True
-    """
+    """Whether the upper quartile of `ours` is below the lower quartile of `theirs`, two values at least in each."""
     return statistics.quantiles(ours, n=4)[2] < statistics.quantiles(theirs, n=4)[0]
 
 

@@ -25,51 +25,26 @@ from spdist.matrices.csr import CSR
 
 FILE = "spmv/csr.cu"
 WIDTHS = (1, 2, 4, 8, 16, 32)
-VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
-"""C types that x and y may have, by the C type of stored values that may be narrower."""
 
 Width = Literal[1, 2, 4, 8, 16, 32]
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    vectors = VECTORS.get(value, (value,))
-    return {FILE: tuple(_name(value, vector, index, pointer, width) for vector in vectors for width in WIDTHS)}
-
-
-def _name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
+def kernel_name(value: str, vector: str, index: str, pointer: str, width: int) -> str:
+    """Return the name expression of a product's kernel; x may be more precise than stored values."""
     return f"spmv_csr<{value}, {vector}, {index}, {pointer}, {width}>"
 
 
 def row_width(nrows: int, nnz: int) -> int:
-    """Return how many lanes share a row: one for about four entries, at most 32.
-
-    `nrows, nnz`: rows and entries of the matrix.
-    """
+    """Return how many lanes share a row: one for about four entries, at most 32."""
     mean = nnz / max(nrows, 1)
     return max((width for width in WIDTHS if 2.5 * width <= mean), default=1)
 
 
 def multiply(a: CSR, x: DeviceArray, out: DeviceArray | None = None, *, width: int | None = None) -> Any:
-    """Return ``a @ x`` by CSR-scalar (`width` 1) or CSR-vector.
+    """Return ``a @ x`` on the GPU by CSR-scalar (`width` 1) or CSR-vector; by default the mean length of rows chooses.
 
-    Parameters
-    ----------
-    a : CSR
-        On the GPU; any order of entries, duplicates count twice.
-    x : (ncols,) or (ncols, k)
-        On the GPU, C order; of the dtype of `a` or the wider dtype of its kind.
-    out : array, optional
-        Array for the result.
-    width : {1, 2, 4, 8, 16, 32}, optional
-        Lanes of a row; by default chosen by the mean length.
-
-    References
-    ----------
-    .. [1] F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano.
+    Entries come in any order, duplicates count twice. x is (ncols,) or (ncols, k) in C order, of the dtype of `a` or
+    the wider dtype of its kind.
     """
     import cupy
 
@@ -80,7 +55,7 @@ def multiply(a: CSR, x: DeviceArray, out: DeviceArray | None = None, *, width: i
     columns = x.shape[1] if x.ndim == 2 else 1
     if a.nrows and columns:
         index, pointer = (C_TYPES[np.dtype(array.dtype)] for array in (a.indices, a.indptr))
-        name = _name(c_type(np.dtype(a.dtype)), c_type(x.dtype), index, pointer, lanes)
+        name = kernel_name(c_type(np.dtype(a.dtype)), c_type(x.dtype), index, pointer, lanes)
         module(FILE, (name,))(name, (ceil_div(a.nrows, 256 // lanes), columns), 256, (
             np.int64(a.nrows), np.int64(columns), a.indptr, a.indices, a.data, x, y
         ), early=True)  # fmt: skip

@@ -28,7 +28,6 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.constants import EHYB_NO_PLACE, EHYB_THREADS, EhybSlice
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.csr import VECTORS
 from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell import build_gpu, multiply_gpu
 from spdist.kernels.spmv.sell.format import GPU_LONG, Sell, host
@@ -80,20 +79,10 @@ class Ehyb:
 
 
 def part_count(nrows: int, itemsize: int, processors: int, shared: int) -> tuple[int, int]:
-    """Return the number of parts and the rows of each, by the paper's equations 1 and 2.
+    """Return the number of parts and the rows of each, by equations 1 and 2 of C. Chen, arXiv 2204.06666.
 
-    `itemsize`: bytes of an element of x.
-    `processors`: multiprocessors of the device.
-    `shared`: bytes of shared memory that a part of x may take.
-
-    References
-    ----------
-    .. [1] C. Chen, "Explicit caching HYB: a new high-performance SpMV framework on GPGPU", arXiv 2204.06666.
-
-    Examples
-    --------
-    >>> part_count(1_000_000, 8, 132, 100_000), part_count(4_000_000, 8, 132, 100_000)
-    ((132, 7576), (396, 10102))
+    `itemsize`: bytes of an element of x. `processors`: multiprocessors of the device. `shared`: bytes of shared memory
+    that a part of x may take.
     """
     rows = min(shared // itemsize, EHYB_NO_PLACE)
     multiple = max(1, ceil_div(nrows, processors * rows))
@@ -107,10 +96,8 @@ def has_metis() -> bool:
 
 
 def partition(a: CSR, parts: int, side: int = 1) -> Any:
-    """Return the part of each row, by METIS; groups of `side` rows stay together.
+    """Return the part of each row of a square matrix, by METIS; nodes of `side` rows, which divide it, stay together.
 
-    `a`: square, on the host or on the GPU.
-    `side`: unknowns of a node; `nrows` is a multiple of it.
     Raises `InputError` if pymetis is not installed.
     """
     try:
@@ -136,11 +123,9 @@ def partition(a: CSR, parts: int, side: int = 1) -> Any:
 
 
 def build(a: CSR, *, part: DeviceArray | None = None, dtype: npt.DTypeLike | None = None) -> Ehyb:
-    """Convert a square matrix to EHYB.
+    """Convert a square matrix on the GPU to EHYB; its entries come in any order, duplicates count twice.
 
-    `a`: on the GPU; any order of entries, duplicates count twice.
-    `part`: (nrows,) int, optional: part of each row, numbered from 0; by default METIS chooses.
-    `dtype`: dtype of the stored values; by default the dtype of `a`.
+    `part`: (nrows,): part of each row, numbered from 0; by default METIS chooses.
     Raises `MatrixError` if the matrix is not square, or a part is larger than shared memory.
     """
     import cupy
@@ -263,38 +248,18 @@ def _cut(starts: DeviceArray, ends: DeviceArray) -> tuple[Any, Any, Any]:
     return first.astype(np.int32), owner, first_slices
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    vectors = VECTORS.get(value, (value,))
-    names = [f"ehyb_count<{index}, {pointer}>", f"ehyb_fill<{value}, {value}, {index}, {pointer}>"]
-    products = (_multiply_name(value, vector, alone) for vector in vectors for alone in (True, False))
-    return {FILE: (*names, *products)}
-
-
-def _multiply_name(value: str, vector: str, alone: bool) -> str:
+def multiply_name(value: str, vector: str, alone: bool) -> str:
     """Return the name expression of a product's kernel; `alone` if x has no other columns."""
     return f"ehyb_multiply<{value}, {vector}, {str(alone).lower()}>"
 
 
 def multiply(a: Ehyb, x: Any, out: Any = None) -> Any:
-    """Return ``a @ x``.
-
-    Parameters
-    ----------
-    a : Ehyb
-    x : (nrows,) or (nrows, k)
-        On the GPU, in C order; columns are multiplied one by one.
-    out : (nrows,) or (nrows, k), optional
-        Array for the result.
-    """
+    """Return ``a @ x`` for x on the GPU, (nrows,) or (nrows, k) in C order; columns are multiplied one by one."""
     import cupy
 
     y = cupy.empty(x.shape, x.dtype) if out is None else out
     stride = x.shape[1] if x.ndim == 2 else 1
-    name = _multiply_name(c_type(a.dtype), c_type(np.dtype(x.dtype)), stride == 1)
+    name = multiply_name(c_type(a.dtype), c_type(np.dtype(x.dtype)), stride == 1)
     kernels, shared = module(FILE, (name,)), a.most * x.dtype.itemsize
     if len(a.slices):
         for k in range(stride):
@@ -322,18 +287,12 @@ def permuted(a: Ehyb) -> Ehyb:
 
 
 def permute(a: Ehyb, x: DeviceArray) -> Any:
-    """Return the rows of x in the order of the parts of `a`.
-
-    `x`: (nrows,) or (nrows, k): on the GPU, in the order of the caller.
-    """
+    """Return the rows of x, which are in the caller's order, in the order of the parts of `a`."""
     return x[a.order]
 
 
 def unpermute(a: Ehyb, x: DeviceArray) -> Any:
-    """Return the rows of x in the order of the caller; undoes `permute`.
-
-    `x`: (nrows,) or (nrows, k): on the GPU, in the order of the parts of `a`.
-    """
+    """Return the rows of x in the caller's order; undoes `permute`."""
     import cupy
 
     out = cupy.empty_like(x)

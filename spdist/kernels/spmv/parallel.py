@@ -21,30 +21,18 @@ MOST_RANGES = 16
 
 
 def threads_for(entries: int, threads: int) -> int:
-    """Return how many threads a product keeps busy.
-
-    `entries`: entries of the matrix, times the columns of x.
-    `threads`: threads at most.
-
-    Examples
-    --------
-    >>> threads_for(1_000, 16), threads_for(2_000_000, 16), threads_for(2_000_000_000, 16)
-    (1, 7, 16)
-    """
+    """Return how many threads a product keeps busy; `entries` counts A's entries times the columns of x."""
     return max(1, min(threads, entries // THREAD_ENTRIES))
 
 
 def in_parallel(work: Callable[[int, int], None], ends: IndexArray, threads: int) -> None:
-    """Call ``work(start, stop)`` for ranges of about equal weight, on several threads.
+    """Call ``work(start, stop)`` for ranges of about equal weight, on several threads, the caller's among them.
 
     If ranges are not too small, there are more of them than threads, and threads take them one by one: on a machine
-    with other users one core may do twice the work of another. The caller takes part, and waits for ranges, not for
-    threads: one that begins when no range is left keeps nobody.
-
-    `work`: must be safe to call for several ranges at once.
-    `ends`: (n,) int: ``ends[i]`` is the weight of items 0 to i; ascending.
-    `threads`: most threads, with the caller.
-    Raises `Exception` The first that `work` raised, after all ranges have ended.
+    with other users one core may do twice the work of another. The caller waits for ranges, not for threads: one that
+    begins when no range is left keeps nobody.
+    `ends`: (n,): ``ends[i]`` is the weight of items 0 to i; ascending.
+    Raises the first exception that `work` raised, after all ranges have ended.
     """
     count = len(ends)
     if threads <= 1 or count < 2 * threads:

@@ -34,12 +34,7 @@ class PreparedMatrix(Protocol):
         """Bytes that a product reads of the matrix."""
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
-        """Return ``a @ x``.
-
-        `x`: (ncols,) or (ncols, k) array.
-        `out`: array for the result.
-        `threads`: threads of the host.
-        """
+        """Return ``a @ x`` for x of shape (ncols,) or (ncols, k); `threads` are the host's."""
 
     def describe(self) -> str:
         """Describe the form, for people."""
@@ -198,21 +193,14 @@ HOLDERS: dict[str, type[Any]] = {"Sell": Sell, "CSR": CSR, "Ehyb": Ehyb, "BSR": 
 
 
 def by_levels(a: CSR, **options: Any) -> PreparedSell:
-    """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`.
-
-    `a`: square.
-    `**options`: keyword arguments of `sell.build`.
-    """
+    """Return a square matrix in SELL, rows and columns in the order of `reorder.levels`; options of `sell.build`."""
     order = reorder.levels(a)
     made = sell.build(reorder.apply(a, order, order), **options)
     return PreparedSell(_with_rows(made, order), order)
 
 
 def by_popularity(a: CSR, **options: Any) -> PreparedSell:
-    """Return a matrix in SELL, columns in the order of `reorder.popular`.
-
-    `**options`: keyword arguments of `sell.build`.
-    """
+    """Return a matrix in SELL, columns in the order of `reorder.popular`; options of `sell.build`."""
     order = reorder.popular(a)
     return PreparedSell(sell.build(reorder.apply(a, None, order), **options), order)
 
@@ -225,11 +213,9 @@ def _with_rows(m: Sell, order: DeviceArray) -> Sell:
 
 
 def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a prepared matrix into its arrays and its other attributes, by dotted names.
+    """Split a prepared matrix, or a dataclass in one, into its arrays and its other attributes, by dotted names.
 
-    `value`: A prepared matrix, or a dataclass inside of one.
-    `prefix`: put before each name.
-    Returns `arrays, facts`: by name: the arrays, and the other attributes, which JSON can hold.
+    JSON can hold the other attributes.
     """
     arrays: dict[str, Any] = {}
     facts: dict[str, Any] = {}
@@ -247,11 +233,8 @@ def to_arrays(value: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, A
 
 
 def from_arrays(kind: type[Any], arrays: dict[str, Any], facts: dict[str, Any], prefix: str = "") -> Any:
-    """Put a prepared matrix together from the results of `to_arrays`.
+    """Put a prepared matrix of a class together from the results of `to_arrays`.
 
-    `kind`: the class to make.
-    `arrays, facts`: as `to_arrays` returns them.
-    `prefix`: stands before each name.
     Raises `MatrixError` if something is missing.
     """
     parts: dict[str, Any] = {}

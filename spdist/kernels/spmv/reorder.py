@@ -28,15 +28,8 @@ MOST_LEVELS = 4096
 NULL = np.intp(0)
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    return {FILE: (*_level_names(index, pointer), f"reorder_rows<{value}, {index}, {pointer}>")}
-
-
-def _level_names(index: str, pointer: str) -> tuple[str, str, str]:
+def level_names(index: str, pointer: str) -> tuple[str, str, str]:
+    """Return the name expressions of the kernels that find a level, sort it and number it."""
     return f"next_level<{index}, {pointer}>", f"level_keys<{index}>", f"number_level<{index}>"
 
 
@@ -45,10 +38,9 @@ def _types(a: CSR) -> tuple[str, str]:
 
 
 def levels(a: CSR) -> Any:
-    """Return the rows of a square matrix level by level.
+    """Return the rows of a square matrix level by level, (nrows,) int32; its pattern should be symmetric.
 
-    `a`: square; its pattern should be symmetric. On the host, SciPy's reverse Cuthill-McKee gives the order.
-    Returns (nrows,) int32: row at each place.
+    On the host, SciPy's reverse Cuthill-McKee gives the order.
     """
     if not is_on_gpu(a.data):
         from scipy.sparse.csgraph import reverse_cuthill_mckee
@@ -67,7 +59,7 @@ class _Levels:
         self.order = cupy.empty(a.nrows, np.int32)
         self.place, self.parent = (cupy.full(a.nrows, UNSEEN, np.int32) for _ in range(2))
         self.next, self.found = cupy.empty(a.nrows, np.int32), cupy.zeros(1, np.int32)
-        self.names = _level_names(*_types(a))
+        self.names = level_names(*_types(a))
         self.kernels = module(FILE, self.names)
 
     def run(self) -> Any:
@@ -131,18 +123,9 @@ def inverse(order: DeviceArray) -> Any:
 
 
 def apply(a: CSR, rows: DeviceArray | None, columns: DeviceArray | None) -> CSR:
-    """Return a matrix with rows and columns in new orders.
+    """Return a matrix with the row, and the column, at each place of new orders; None keeps an order.
 
-    Parameters
-    ----------
-    a : CSR
-    rows, columns : int32 arrays or None
-        Row, and column, at each place; None keeps their order.
-
-    Returns
-    -------
-    CSR
-        Its rows are sorted by new columns; on the GPU only rows short enough for sorting to pay.
+    Rows are sorted by new columns; on the GPU only rows short enough for sorting to pay.
     """
     place = None if columns is None else inverse(columns)
     if not is_on_gpu(a.data):

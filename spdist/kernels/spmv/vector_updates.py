@@ -33,55 +33,34 @@ class Updates(Protocol):
     """The updates of vectors of one length and dtype; vectors of a call do not overlap."""
 
     def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:
-        """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None.
-
-        `x, y`: (n,) array.
-        `out`: (1,) float64.
-        """
+        """Set ``out[0]`` to the real part of ``(x, y)``, or of the sum of x if y is None."""
 
     def advance(
         self, x: DeviceArray, r: DeviceArray, p: DeviceArray, q: DeviceArray, scale: DeviceArray | None,
         sums: DeviceArray,
     ) -> None:  # fmt: skip
-        """Take a step of conjugate gradients along p: ``x += step p``, ``r -= step q`` with ``step = RZ / PQ``.
+        """Take a step of conjugate gradients along p: ``x += step p``, ``r -= step q``, ``step = RZ / PQ``.
 
-        The step is 0 once r is 0. Of `sums`, BEFORE is set to RZ, then RZ and RR to their new values. With a `scale`, q
-        is overwritten by ``z = scale r``; without one, z is r.
-
-        `x, r, p, q`: (n,) array: solution, residual, direction, and ``q = A p``.
-        `scale`: (n,) array, optional: the preconditioner.
-        `sums`: (4,) float64.
+        q is ``A p``. The step is 0 once r is 0. Of `sums`, BEFORE is set to RZ, then RZ and RR to their new values.
+        With a preconditioner `scale`, q is overwritten by ``z = scale r``; without one, z is r.
         """
 
     def set_direction(self, p: DeviceArray, z: DeviceArray, sums: DeviceArray) -> None:
-        """Set p to the next direction, ``z + (RZ / BEFORE) p``.
-
-        `p, z`: (n,) array.
-        `sums`: (4,) float64.
-        """
+        """Set p to the next direction, ``z + (RZ / BEFORE) p``."""
 
     def set_ranks(
         self, ranks: DeviceArray, moved: DeviceArray, damping: float, nodes: float, sums: DeviceArray
     ) -> None:
         """Set ranks to ``damping moved`` plus equal shares of the remaining rank; set CHANGED.
 
-        `ranks`: (n,) array.
-        `moved`: (n,) array: ranks that moved along links; overwritten.
-        `damping, nodes`: chance to follow a link, and nodes of all parts.
-        `sums`: (2,) float64.
+        `moved`: ranks that moved along links; overwritten. `nodes`: of all parts.
         """
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value`: C type of the vectors' elements: ``"double"``.
-    `index, pointer`: not used: vectors have no indices.
-    """
-    kernels = (
-        ("dot", "advance", "direction") if value.startswith("Complex") else ("dot", "advance", "direction", "ranks")
-    )
-    return {FILE: tuple(f"update_{kernel}<{value}>" for kernel in kernels)}
+def kernel_names(value: str) -> tuple[str, ...]:
+    """Return the name expressions of the kernels; ranks are real numbers."""
+    kernels = ("dot", "advance", "direction", *(() if value.startswith("Complex") else ("ranks",)))
+    return tuple(f"update_{kernel}<{value}>" for kernel in kernels)
 
 
 def updates_of(x: DeviceArray) -> Updates:
@@ -138,7 +117,7 @@ class OnGpu:
 
         self.count, self.blocks = len(x), min(BLOCKS, max(1, ceil_div(len(x), UPDATE_THREADS)))
         self.value = c_type(np.dtype(x.dtype))
-        self.kernels = module(FILE, sources(self.value, "", "")[FILE])
+        self.kernels = module(FILE, kernel_names(self.value))
         self.partial, self.arrived = cupy.empty(2 * self.blocks), cupy.zeros(1, np.uint32)
 
     def dot(self, x: DeviceArray, y: DeviceArray | None, out: DeviceArray) -> None:

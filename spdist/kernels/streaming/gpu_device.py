@@ -41,14 +41,11 @@ class Gpu:
     """The current GPU within a memory limit; see `protocols.Device`.
 
     `memory_limit`: bytes of device memory, the CUDA context and compiled kernels not counted; by default 0.9 of the
-    free bytes.
-    `deterministic`: whether products are added in the order of A's entries.
-    `staging_bytes`: bytes of page-locked host memory for blocks that are being uploaded.
-    `pack`: whether C's columns may be packed for the download, if `packing` expects that to be faster.
-    `malloc`: takes bytes, returns device memory, as a memory pool of CuPy does; by default memory that is returned to
-    the system when freed.
-    `peak`: the most bytes of device memory that were held.
-    `context`: state that the slots share.
+    free bytes. `deterministic`: whether products are added in the order of A's entries. `staging_bytes`: bytes of
+    page-locked host memory for blocks that are being uploaded. `pack`: whether C's columns may be packed for the
+    download, if `packing` expects that to be faster. `malloc`: takes bytes, returns device memory, as a memory pool of
+    CuPy does; by default memory that is returned to the system when freed. `peak`: the most bytes of device memory that
+    were held. `context`: state that the slots share.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class Gpu:
     ) -> int:
         """Begin a multiplication; return the bytes that it reserves besides B and slots.
 
-        `spec`: options that are applied to each block.
         Raises `MatrixError` if the GPU has no kernels for such values.
         """
         number = number_dtype(dtype)
@@ -127,8 +123,6 @@ class Gpu:
         """Make B resident, or drop it if `b` is None; return whether B is resident.
 
         A B of the same arrays is not uploaded again: the caller must not change them between multiplications.
-
-        `b`: on the host.
         """
         is_resident = self.context.keep(b, dtypes)
         self._note_peak()
@@ -137,10 +131,9 @@ class Gpu:
     # -- slots ---------------------------------------------------------------------------------------------------------
 
     def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
-        """Return slots for blocks; slots returned earlier lose their memory first.
+        """Return slots of `size` bytes for blocks; slots returned earlier lose their memory first.
 
-        `size`: bytes of each slot. They are smaller if another program has taken the GPU's memory.
-        `kept`: bytes that stay free for B.
+        They are smaller if another program has taken the GPU's memory. `kept`: bytes that stay free for B.
         """
         size = size // ALLOCATION * ALLOCATION
         resident = self.context.resident
@@ -181,10 +174,7 @@ class Gpu:
         return self.context.uploader.is_locked(array)
 
     def copy_rates(self) -> dict[str, float]:
-        """Measure the bus.
-
-        Returns bytes/s of "gpu upload" and "gpu download"; empty if the GPU has no memory for the copies.
-        """
+        """Measure the bus: bytes/s of "gpu upload" and "gpu download"; empty if the GPU has no memory for copies."""
         size = min(self._tuning.probe_bytes, self.memory_limit // 2)
         try:
             host, there = pinned(size), self._malloc(size)

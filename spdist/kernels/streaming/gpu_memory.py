@@ -66,10 +66,7 @@ def system_malloc(size: int) -> Any:
 
 
 class Arena:
-    """Device memory that is handed out from its start on, and freed all at once.
-
-    `size`: bytes.
-    """
+    """Device memory of `size` bytes that is handed out from its start on, and freed all at once."""
 
     def __init__(self, memory: Any, size: int) -> None:
         self.memory, self.size, self.used = memory, size, 0
@@ -99,11 +96,9 @@ class Arena:
 
 
 def matrix_at(memory: Any, layout: MatrixLayout, dtypes: DeviceDtypes) -> CSR:
-    """Return a matrix in device memory, without a copy.
+    """Return a matrix in device memory, without a copy; `memory` is the start of the block's memory.
 
-    `memory`: start of the block's memory.
-    `layout`: bytes at which the arrays begin, counted from `memory`.
-    Returns arrays of CuPy. Values that are dense blocks have shape (nnz, r, s).
+    Values that are dense blocks have shape (nnz, r, s).
     """
     import cupy
 
@@ -125,11 +120,7 @@ class Upload(NamedTuple):
 
 
 class Uploader:
-    """Copies arrays of the host to the GPU, whether they are page-locked or not.
-
-    `tuning`: with `piece_bytes`.
-    `stream`: for all copies to the GPU.
-    """
+    """Copies arrays of the host to the GPU on one stream, whether they are page-locked or not."""
 
     def __init__(self, tuning: GpuTuning) -> None:
         import cupy
@@ -140,10 +131,7 @@ class Uploader:
         self._in_use: list[tuple[Any, Bytes]] = []  # events, and page-locked memory that copies read until then
 
     def copy(self, address: int, array: npt.NDArray[Any]) -> None:
-        """Start the copy of a page-locked array.
-
-        `target`: device address.
-        """
+        """Start the copy of a page-locked array to a device address."""
         if array.nbytes:
             to_device = self._runtime.memcpyHostToDevice
             self._runtime.memcpyAsync(address, array.ctypes.data, array.nbytes, to_device, self.stream.ptr)
@@ -204,10 +192,8 @@ class Uploader:
 class ResidentB:
     """B on the GPU, for all blocks of a multiplication, and for later multiplications with the same B.
 
-    `matrix`: B, if it is resident.
-    `nbytes`: device memory that is held, with B or for the next B of the same size.
-    `ones`: A one for each entry of a B of dense blocks.
-    `is_sound`: whether a kernel has checked B.
+    `nbytes`: device memory that is held, with B or for the next B of the same size. `ones`: a one for each entry of a B
+    of dense blocks. `is_sound`: whether a kernel has checked B.
     """
 
     def __init__(self, uploader: Uploader, malloc: Malloc) -> None:
@@ -220,10 +206,7 @@ class ResidentB:
         self._source: tuple[CSR, DeviceDtypes] | None = None
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
-        """Make B resident, or drop it if `b` is None; return whether B is resident.
-
-        A B of the same arrays is not uploaded again: the caller must not change them between multiplications.
-        """
+        """Make B resident, or drop it if `b` is None; return whether B is resident. See `Gpu.keep`."""
         import cupy
 
         if b is not None and self._source is not None and _is_same(self._source[0], b) and self._source[1] == dtypes:

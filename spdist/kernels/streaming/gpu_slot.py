@@ -43,11 +43,7 @@ class PackingPolicy:
         self._plain_blocks = 0 if enabled else sys.maxsize
 
     def room_for(self, c: CSR, free: int) -> int:
-        """Return the bytes to pack C's columns into; 0 if they are not to be packed.
-
-        `c`: on the GPU.
-        `free`: bytes that are left in the slot.
-        """
+        """Return the bytes to pack C's columns into, if `free` bytes are left in the slot; 0 if they are not packed."""
         size = packed_bound(c.shape, c.nnz, c.indices.itemsize)
         # Columns of dense blocks are a small part of C.
         small = c.data.ndim > 1 or c.nnz < self._tuning.least_packed or c.dtype.kind not in packing.PACKED_KINDS
@@ -70,11 +66,6 @@ class GpuContext:
 
     One stream copies to the GPU and another to the host. On a stream that copied both ways, an upload would wait for
     all earlier downloads.
-
-    `deterministic`: whether products are added in the order of A's entries.
-    `pack`: whether C's columns may be packed for the download.
-    `malloc`: takes bytes, returns device memory.
-    `work`: options that are applied to each block.
     """
 
     def __init__(self, deterministic: bool, pack: bool, tuning: GpuTuning, malloc: Malloc) -> None:
@@ -93,18 +84,12 @@ class GpuContext:
         self.work = work
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
-        """Set the dtypes and the resident B of later blocks; return whether B is resident.
-
-        `b`: on the host; None drops the resident B.
-        """
+        """Set the dtypes and the resident B of later blocks; return whether B is resident. See `Gpu.keep`."""
         self.dtypes = dtypes
         return self.resident.keep(b, dtypes)
 
     def download(self, target: ValueArray, address: int, nbytes: int) -> None:
-        """Start the copy from a device address to an array.
-
-        `target`: page-locked.
-        """
+        """Start the copy from a device address to a page-locked array."""
         if nbytes:
             to_host = self._runtime.memcpyDeviceToHost
             self._runtime.memcpyAsync(target.ctypes.data, address, nbytes, to_host, self.download_stream.ptr)
@@ -126,11 +111,7 @@ class StepTimer:
         self._steps = []
 
     def begin(self, name: str, stream: Any, after: str | None = None) -> float:
-        """Begin a step; return the time, in seconds since 1970.
-
-        `name`: one of `STEPS`.
-        `after`: step of the slot for which the stream waits first.
-        """
+        """Begin one of `STEPS`, after the step `after` of the slot; return the time, in seconds since 1970."""
         self._is_idle = False
         if after is not None:
             stream.wait_event(self._ended[after])
@@ -138,12 +119,7 @@ class StepTimer:
         return time.time()
 
     def end(self, name: str, stream: Any, nbytes: int, begin: float) -> None:
-        """End a step.
-
-        `stream`: as for `begin`.
-        `nbytes`: bytes that the step reads or writes.
-        `begin`: from `begin`.
-        """
+        """End a step that took `begin` from `begin`, and reads or writes `nbytes`."""
         self._ended[name].record(stream)
         self._steps.append((name, nbytes, begin))
 
@@ -163,10 +139,7 @@ class StepTimer:
 
 
 class GpuSlot:
-    """Room for a block on the GPU; see `protocols.Slot`.
-
-    `size`: bytes.
-    """
+    """Room of `size` bytes for a block on the GPU; see `protocols.Slot`."""
 
     def __init__(self, context: GpuContext, memory: Any, size: int) -> None:
         import cupy

@@ -22,10 +22,9 @@ HostWork = list[Callable[[], None]]
 
 
 class DeviceMemory:
-    """The device's memory during one multiplication: slots for blocks, and B if it is resident.
+    """The device's memory during one multiplication: slots for blocks, and B if it is resident, or is to be.
 
     `memory_limit`: bytes for slots and B.
-    `b_resident`: whether B is resident, or is to be.
     """
 
     def __init__(self, device: Device, work: Multiplication, memory_limit: int) -> None:
@@ -36,11 +35,7 @@ class DeviceMemory:
         self._turns: Iterator[Slot] = iter(())
 
     def take_slots(self, count: int, *, beside_b: bool) -> None:
-        """Allocate slots.
-
-        `count`: one slot gets all the memory.
-        `beside_b`: whether to leave memory for B.
-        """
+        """Allocate slots, of all the memory if there is one; `beside_b` leaves memory for B."""
         shares = device_shares(self._b_bytes if beside_b else 0, self.memory_limit, count)
         self.slots = self.device.slots(count, shares.slot, shares.kept)
         self._turns = itertools.cycle(self.slots)
@@ -90,11 +85,10 @@ class InFlightBlock:
     _receive: Callable[[InFlightBlock], HostWork] | None = field(default=None, repr=False)
 
     def multiply(self, work: Multiplication, while_busy: Callable[[], None] | None = None) -> int:
-        """Multiply the block and record its entries in the history.
+        """Multiply the block, record its entries in the history, and return the entries of C that are kept.
 
-        `while_busy`: called once while the device is busy, if it is.
-        Returns entries of C that are kept.
-        Raises `ArenaFullError` if the slot has no room for C.
+        `while_busy`: called once while the device is busy, if it is. Raises `ArenaFullError` if the slot has no room
+        for C.
         """
         staged, history = self.staged, work.rows.history
         predictable = work.spec.mask is None and not work.dtypes.blocked
@@ -108,9 +102,8 @@ class InFlightBlock:
         return nnz
 
     def set_target(self, target: DownloadTarget | None, receive: Callable[[InFlightBlock], HostWork]) -> None:
-        """Set where C is downloaded to, and the function that `complete` calls to get the host's remaining work.
+        """Set where C is downloaded to, if it is, and the function from which `complete` gets the host's other work.
 
-        `target`: none if C is not downloaded.
         `receive`: must not refer to the block: a reference cycle would keep page-locked memory.
         """
         self._target, self._receive = target, receive
@@ -130,9 +123,8 @@ class InFlightBlock:
 
 
 class DownloadQueue:
-    """Blocks that are being downloaded, in order.
+    """Blocks that are being downloaded, in order; `report` is called with each stage of each block.
 
-    `report`: called with each stage of each block.
     `in_caller`: do the host's work in the calling thread, without waking another.
     """
 
@@ -196,8 +188,8 @@ class DownloadQueue:
 class UploadQueue:
     """Blocks that are being uploaded, in order.
 
-    `downloads`: A slot's block must be downloaded before the next block is uploaded to the slot.
-    `most`: blocks that are uploaded before they are multiplied, if there are slots for them.
+    `downloads`: a slot's block must be downloaded before the next block is uploaded to the slot. `most`: blocks that
+    are uploaded before they are multiplied, if there are slots for them.
     """
 
     def __init__(self, memory: DeviceMemory, stager: BlockStager, downloads: DownloadQueue, most: int) -> None:

@@ -58,16 +58,9 @@ class DeviceDtypes:
 
 
 def device_dtypes(a: CSR, b: CSR, value: np.dtype[Any] | None = None) -> DeviceDtypes:
-    """Choose the dtypes that the arrays of ``a @ b`` have on the device.
+    """Choose the dtypes that the arrays of ``a @ b`` have on the device: 32-bit columns and offsets if all sizes fit.
 
     `value`: values of C; by default the result dtype of plus and times.
-    Returns with 32-bit columns and offsets unless a size passes 31 bits.
-
-    Examples
-    --------
-    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
-    >>> device_dtypes(m, m).value
-    dtype('float32')
     """
     value = result_dtype(a.dtype, b.dtype) if value is None else value
     wide = max(b.nrows, b.ncols) > INT32_MAX
@@ -99,19 +92,9 @@ class MatrixLayout(NamedTuple):
 def lay_out(
     shape: tuple[int, int], nnz: int, value: np.dtype[Any], dtypes: DeviceDtypes, begin: int = 0
 ) -> MatrixLayout:
-    """Lay out the arrays of a matrix one after the other.
+    """Lay out values, columns and offsets of a matrix from byte `begin` on, each aligned as the kernels need.
 
-    `shape`: (nrows, ncols).
-    `value`: values of the matrix.
-    `dtypes`: indices and offsets.
-    `begin`: byte at which the first array begins.
-    Returns values, columns, offsets in this order, each array aligned as the kernels need.
-
-    Examples
-    --------
-    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
-    >>> lay_out(m.shape, m.nnz, m.dtype, device_dtypes(m, m), begin=512).data
-    512
+    `value`: dtype of the matrix's values; `dtypes` has those of indices and offsets.
     """
     indices = begin + aligned(nnz * value.itemsize)
     indptr = indices + aligned(nnz * dtypes.index.itemsize)
@@ -120,9 +103,9 @@ def lay_out(
 
 
 def lay_out_resident(b: CSR, dtypes: DeviceDtypes) -> tuple[MatrixLayout, int]:
-    """Lay out a resident B.
+    """Lay out a resident B; return also the bytes of all arrays.
 
-    Returns `nbytes`: bytes of all arrays. If values are blocks, the last array counts the pairs of blocks.
+    If values are blocks, the last array counts the pairs of blocks.
     """
     layout = lay_out(b.shape, b.nnz, dtypes.b, dtypes)
     return layout, layout.end + (aligned(PAIR_BYTES * b.nnz) if dtypes.blocked else 0)
@@ -167,14 +150,5 @@ class StagedBlock:
 
 
 def share_entries(a: CSR, b: CSR) -> bool:
-    """Return whether two matrices have their columns and values in the same arrays.
-
-    `a, b`: offsets may differ: A may be rows of B.
-
-    Examples
-    --------
-    >>> m = CSR(np.array([0, 1]), np.array([0], np.int32), np.array([2.0], np.float32), (1, 1))
-    >>> share_entries(m, m)
-    True
-    """
+    """Return whether two matrices have their columns and values in the same arrays: A may be rows of B."""
     return a.indices is b.indices and a.data is b.data

@@ -106,14 +106,11 @@ class Multiplication:
 def plan_multiplication(
     a: CSR, b: CSR, spec: ProductSpec, reduction: Reduction | None, rows: RowSlice
 ) -> Multiplication:
-    """Check the arguments of a multiplication and determine whether A is a view of B.
+    """Check the arguments of a multiplication of matrices on the host, and determine whether A is a view of B.
 
-    `a, b`: on the host.
-    `reduction`: reduction of C to return; None to return C.
-    `rows`: rows of A to multiply.
-    Returns its `rows.offset` is None unless the device may take A from B.
-    Raises `InputError` if `rows` are out of range, or the GPU has no kernels for the options.
-    Raises `MatrixError` if shapes or dtypes do not fit.
+    Its `rows.offset` is None unless the device may take A from B. `reduction`: None to return C.
+    Raises `InputError` if `rows` are out of range, or the GPU has no kernels for the options; `MatrixError` if shapes
+    or dtypes do not fit.
     """
     if not 0 <= rows.start <= a.nrows or (rows.capacity or 0) < 0:
         raise InputError(
@@ -151,17 +148,7 @@ def _are_equal(a: Int64Array, b: Int64Array) -> bool:
 
 
 def gather_rows(m: CSR, rows: Int64Array) -> CSR:
-    """Gather some rows of a matrix into a new one.
-
-    `rows`: (n,) int64: any order; a row may occur more than once.
-    Returns (n, ncols), with copies of the entries.
-
-    Examples
-    --------
-    >>> m = CSR(np.array([0, 2, 3]), np.array([0, 1, 1]), np.array([5.0, 6.0, 7.0]), (2, 2))
-    >>> gather_rows(m, np.array([1, 0])).data
-    array([7., 5., 6.])
-    """
+    """Gather rows of a matrix, in any order and repeated at will, into a new one."""
     lengths = m.indptr[rows + 1] - m.indptr[rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     at = np.repeat(m.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])

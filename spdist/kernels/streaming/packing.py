@@ -44,6 +44,7 @@ from spdist.matrices.dtypes import IndexArray, ValueArray
 
 Bytes = npt.NDArray[np.uint8]
 
+FILE = "streaming/packing.cu"
 PACKED_KINDS = "fc"
 """Kinds of the dtypes of matrices that are packed."""
 USED, COLUMNS, DISTINCT = map(int, constants.PackedCount)
@@ -81,30 +82,14 @@ class PackingCosts:
 PACKING_COSTS = PackingCosts()
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Name the kernels of each .cu file that packing compiles.
-
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions of the kernels, by the path of the .cu file.
-
-    Examples
-    --------
-    >>> sources("float", "int", "int")["streaming/packing.cu"]
-    ('pack_columns<int, int>', 'sample_values<u32>', 'pack_values<u32, int>')
-    """
+def kernel_names(value: str, index: str, pointer: str) -> tuple[str, str, str]:
+    """Return the name expressions of the kernels that pack columns, sample values and pack values."""
     word = "u32" if value == "float" else "u64"
-    names = f"pack_columns<{index}, {pointer}>", f"sample_values<{word}>", f"pack_values<{word}, {pointer}>"
-    return {"streaming/packing.cu": names}
+    return f"pack_columns<{index}, {pointer}>", f"sample_values<{word}>", f"pack_values<{word}, {pointer}>"
 
 
 def words_of(data: ValueArray) -> ValueArray:
-    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128.
-
-    Examples
-    --------
-    >>> words_of(np.array([1.0], np.float32))
-    array([1065353216], dtype=uint32)
-    """
+    """Return values as unsigned numbers of 4 or 8 bytes: one for each value, two for complex128."""
     return data.view(np.uint32 if data.dtype.itemsize == 4 else np.uint64)
 
 
@@ -120,16 +105,7 @@ class Sizes(NamedTuple):
 def seconds(c: Sizes, packed: int, apart: int, threads: int, costs: PackingCosts = PACKING_COSTS) -> float:
     """Predict the seconds until a packed matrix is in the host's memory; bus and threads work at the same time.
 
-    `packed`: bytes that cross the bus and are unpacked.
-    `apart`: bytes that cross the bus without unpacking.
-    `threads`: threads of the host that unpack.
-    Returns seconds.
-
-    Examples
-    --------
-    >>> random = Sizes(nrows=60_000, nnz=16_000_000, nbytes=192_240_000, values=128_000_000)
-    >>> seconds(random, 28_000_000, 128_000_000, threads=8) < random.nbytes / 55e9
-    True
+    `packed`: bytes that cross the bus and are unpacked. `apart`: bytes that cross the bus without unpacking.
     """
     written, decoded = c.nbytes - apart, min(c.nnz, 8 * packed / costs.entry_bits)
     one = written / (1e9 * costs.thread_gb_s) + decoded * costs.entry_seconds + c.nrows * costs.row_seconds
@@ -141,13 +117,6 @@ def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts 
     """Choose the arrays to pack for the shortest time until the matrix is on the host.
 
     `columns, both`: packed bytes without the values and with them; 0 if they are not packed.
-    `threads`: threads of the host that unpack.
-
-    Examples
-    --------
-    >>> random = Sizes(nrows=60_000, nnz=16_000_000, nbytes=192_240_000, values=128_000_000)
-    >>> [choose(random, 28_000_000, 0, threads) for threads in (4, 8)]
-    ['plain', 'columns']
     """
     ways: dict[Way, float] = {"plain": costs.worth * c.nbytes / (1e9 * costs.wire_gb_s)}
     if columns:
@@ -158,28 +127,12 @@ def choose(c: Sizes, columns: int, both: int, threads: int, costs: PackingCosts 
 
 
 class Packed:
-    """A matrix that the device packs; its sizes are known after `wait`.
+    """A matrix that the device packs into `out`; its sizes are known after `wait`.
 
-    `c`: on the GPU.
-    `out`: device memory that `pack` fills.
-    `columns`: whether the columns are packed. If not, `out` was too small for them: copy the matrix unpacked.
-    `values`: whether the values are packed too. If not, copy ``c.data``.
-    `nbytes`: bytes that `copy` copies; 0 if nothing is packed.
-    `why`: why columns or values are not packed, in a line for a log.
-    `source`: device address of the packed bytes.
-    `pointer`: dtype of the offsets.
-
-    Examples
-    --------
-    A block on its way::
-
-        packed = pack(c, out).wait().choose(threads=8)
-        if packed.columns:
-            packed.copy(host)
-        else:
-            ...  # copy c.indptr and c.indices
-        if not packed.values:
-            ...  # copy c.data
+    `columns, values`: whether they are packed. If columns are not, `out` was too small for them: copy the matrix
+    unpacked. If values are not, copy ``c.data``. `nbytes`: bytes that `copy` copies; 0 if nothing is packed. `why`: why
+    columns or values are not packed, in a line for a log. `source`: device address of the packed bytes. `pointer`:
+    dtype of the offsets.
     """
 
     def __init__(self, c: CSR, out: Any) -> None:
@@ -234,14 +187,11 @@ class Packed:
 
 
 def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
-    """Pack a matrix on the device, on the current stream; allocate nothing there, and do not wait.
+    """Pack a canonical matrix on the device, on the current stream; allocate nothing there, and do not wait.
 
-    `c`: arrays of CuPy, canonical; float32, float64, complex64 or complex128.
     `out`: aligned to 8 bytes. `workspace.packed_bound` says how many are enough; with fewer, arrays that do not fit are
-    not packed, and `Packed` says so.
-    `values`: whether to pack the values if they repeat.
-    Raises `InputError` if `out` does not hold the directory.
-    Raises `MatrixError` if the GPU has no kernels for the dtype.
+    not packed, and `Packed` says so. `values`: whether to pack the values if they repeat.
+    Raises `InputError` if `out` does not hold the directory, `MatrixError` if the GPU has no kernels for the dtype.
     """
     import cupy
 
@@ -249,8 +199,8 @@ def pack(c: CSR, out: Any, *, values: bool = True) -> Packed:
     if len(out) < start + PACKED_PADDING:
         raise InputError(f"{len(out):,} bytes are too few for a packed matrix: its directory alone takes {start:,}")
     types = c_type(c.dtype), c_type(c.indices.dtype), c_type(c.indptr.dtype)
-    columns, sample, coded = sources(*types)["streaming/packing.cu"]
-    kernels = module("streaming/packing.cu", (columns, sample, coded))
+    columns, sample, coded = kernel_names(*types)
+    kernels = module(FILE, (columns, sample, coded))
     at = int(out.data.ptr)
     directory, stream = at + PACKED_HEAD, at + start
     room = np.uint64(len(out) - start - PACKED_PADDING)
@@ -278,14 +228,10 @@ def unpack(
 ) -> None:
     """Unpack units ``[first, last)`` on the host without the interpreter's lock: threads may share the units.
 
-    `packed`: (nbytes,) uint8: bytes that `Packed.copy` has copied.
-    `indptr`: (nrows + 1,) int32 or int64: written for the rows that start in these units; the call for the last unit
-    writes the end.
-    `indices`: (nnz,) int32 or int64: written for the entries of these units.
-    `data`: (nnz,), optional: written for the entries of these units; None if the values are not packed
-    (`Packed.values`).
-    `first, last`: there are ``workspace.packed_units(nrows, nnz)`` units, which have about as many rows and entries
+    Writes the offsets of the rows that start in these units, and their entries; the call for the last unit also writes
+    the last offset. There are ``workspace.packed_units(nrows, nnz)`` units, which have about as many rows and entries
     each.
+    `packed`: bytes that `Packed.copy` has copied. `data`: None if the values are not packed (`Packed.values`).
     """
     from spdist.kernels.streaming import unpacking
 

@@ -18,10 +18,7 @@ from spdist.foundation import threads
 from spdist.foundation.cpus import count_cpus
 from spdist.kernels.streaming.layout import DeviceDtypes, StagedBlock, lay_out
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import (
-    INT32_MAX,
-    Int64Array,
-)
+from spdist.matrices.dtypes import INT32_MAX, Int64Array
 
 # -- ratios of earlier blocks ------------------------------------------------------------------------------------------
 
@@ -30,10 +27,9 @@ class BlockHistory:
     """Ratios measured on earlier blocks of one multiplication.
 
     One history serves all calls for rows of the same C, so that only the first call multiplies a sample.
-
-    `held_ratio`: entries of C that the device had to hold, per product. 1.0 if unknown: no compression.
-    `kept_ratio`: entries of C that were kept, per product; with a triangle, estimated for whole rows.
-    `b_ratio`: entries of B that were uploaded, per product; 0.0 if unknown.
+    `held_ratio`: entries of C that the device had to hold, per product. 1.0 if unknown: no compression. `kept_ratio`:
+    entries of C that were kept, per product; with a triangle, estimated for whole rows. `b_ratio`: entries of B that
+    were uploaded, per product; 0.0 if unknown.
     """
 
     def __init__(self) -> None:
@@ -48,11 +44,7 @@ class BlockHistory:
             self.held_ratio, self.kept_ratio, self.b_ratio = 1.0, 1.0, 0.0
 
     def record(self, block: StagedBlock, held: int, kept: float) -> None:
-        """Record a block that was multiplied; a block without products is ignored.
-
-        `held`: entries of C that the device had to hold.
-        `kept`: entries of C that were kept.
-        """
+        """Record a multiplied block, and its entries of C that were held and kept; ignore one without products."""
         if not block.products:
             return
         self.held_ratio, self.kept_ratio = held / block.products, kept / block.products
@@ -109,9 +101,8 @@ COUNT_TUNING = CountTuning()
 class CountedProducts:
     """Products of A's rows, counted by threads from the first row on while callers read the counts.
 
-    `rows`: (nrows,) int64, optional: numbers of the rows of A in error messages; by default their positions.
-    `before`: (nrows + 1,) int64: products of the rows before each row; valid up to the last row for which `wait_for`
-    was called.
+    `rows`: numbers of the rows of A in error messages; by default their positions. `before`: (nrows + 1,): products of
+    the rows before each row; valid up to the last row for which `wait_for` was called.
     """
 
     def __init__(self, a: CSR, b: CSR, tuning: CountTuning = COUNT_TUNING, rows: Int64Array | None = None) -> None:
@@ -227,16 +218,7 @@ def _middle(before: Int64Array, start: int, stop: int) -> int:
 
 
 def bad_row_error(row: int, ncols: int) -> MatrixError:
-    """Return the error to raise if offsets or columns of a row of A are out of range.
-
-    `row`: number of the row, as the message names it.
-    `ncols`: columns of A.
-
-    Examples
-    --------
-    >>> bad_row_error(1_000, 5)
-    MatrixError('row 1,000 of A: offsets or columns out of range; A has 5 columns')
-    """
+    """Return the error to raise if offsets or columns of a row of A, which has `ncols` columns, are out of range."""
     return MatrixError(f"row {int(row):,} of A: offsets or columns out of range; A has {ncols:,} columns")
 
 
@@ -366,7 +348,6 @@ def single_block_bytes(a: CSR, b: CSR, dtypes: DeviceDtypes, entries: int, tunin
     """Bound the device bytes of a multiplication that is one block, which uploads all of A and B.
 
     `entries`: most entries of C.
-    Returns bytes.
     """
     of_a = lay_out((a.nrows, b.nrows), a.nnz, dtypes.a, dtypes)
     uploaded = lay_out(b.shape, b.nnz, dtypes.b, dtypes, of_a.end).end

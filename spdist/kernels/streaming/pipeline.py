@@ -51,13 +51,7 @@ from spdist.kernels.streaming.results import (
     PartCollector,
     SampleEstimate,
 )
-from spdist.kernels.streaming.staging import (
-    STAGING_TUNING,
-    BlockPreparer,
-    BlockStager,
-    StagingTuning,
-    WindowPreparer,
-)
+from spdist.kernels.streaming.staging import STAGING_TUNING, BlockPreparer, BlockStager, StagingTuning, WindowPreparer
 from spdist.kernels.streaming.workspace import BLOCKS_IN_FLIGHT
 from spdist.matrices.csr import CSR, empty
 from spdist.matrices.dtypes import INT32_MAX
@@ -96,11 +90,7 @@ TUNING = PipelineTuning()
 
 
 class _RowTooLongError(Exception):
-    """A single row does not fit its slot.
-
-    `staged`: the block of that row.
-    `needed`: bytes that the block would have held when its allocation failed.
-    """
+    """A single row does not fit its slot: its block would have held `needed` bytes when its allocation failed."""
 
     def __init__(self, staged: StagedBlock, needed: int) -> None:
         super().__init__(staged, needed)
@@ -110,7 +100,6 @@ class _RowTooLongError(Exception):
 class StreamingPipeline:
     """Streams the rows of one multiplication through a device, in one block or in several. Use it once.
 
-    `report`: called with each stage of each block.
     Raises `MemoryBoundError` if factors and sums alone take more than half of the memory limit.
     """
 
@@ -128,8 +117,8 @@ class StreamingPipeline:
     def run(self) -> None:
         """Multiply all rows; the collector then has the result.
 
-        Raises `MatrixError` if offsets or columns of A or B are out of range.
-        Raises `MemoryBoundError` if a single row does not fit.
+        Raises `MatrixError` if offsets or columns of A or B are out of range, `MemoryBoundError` if a single row does
+        not fit.
         """
         try:
             if not (self._is_small and self._run_as_one()):
@@ -190,10 +179,7 @@ class StreamingPipeline:
 
 
 class BlockLoop:
-    """Multiplies rows in blocks: while one block is multiplied, one is uploaded and others are downloaded.
-
-    `products`: of A's rows.
-    """
+    """Multiplies rows in blocks: while one block is multiplied, one is uploaded and others are downloaded."""
 
     def __init__(
         self, work: Multiplication, memory: DeviceMemory, tuning: PipelineTuning,
@@ -399,40 +385,15 @@ def multiply(
     a: CSR, b: CSR, device: Device, *, spec: ProductSpec = PLAIN, report: Report = ignore_stage,
     tuning: PipelineTuning = TUNING,
 ) -> CSR:  # fmt: skip
-    """Return ``a @ b`` with the options applied; arrays of NumPy in and out.
+    """Return ``a @ b`` of matrices on the host, of any sizes, within the memory limit of a device.
 
-    Parameters
-    ----------
-    a, b : CSR
-        On the host. Rows of A need not be sorted and may hold duplicates; rows of B are canonical. Values may be dense
-        blocks that fit (`csr.block_dtype`); rows, columns and entries are then of blocks.
-    device : gpu_device.Gpu
-        Its memory limit holds for any sizes of A, B and C.
-    spec : ProductSpec
-        Options for C. Entries that they drop are not downloaded.
-    report : callable, optional
-        Called with a `Stage` for each stage of each block.
-    tuning : PipelineTuning
-
-    Returns
-    -------
-    CSR
-        Canonical, with the structural pattern, ``index_dtype(b.ncols)`` and ``result_dtype``; in page-locked memory,
-        which is used again when the arrays are gone.
-
-    Raises
-    ------
-    MatrixError
-        If shapes, dtypes or columns do not fit, or B is not canonical.
-    InputError
-        If the GPU has no kernels for the options.
-    MemoryBoundError
-        If one row alone does not fit in the limit; the message names the bytes.
-
-    References
-    ----------
-    .. [1] X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia
-       State University, 2015: equations 3 and 5, section 3.4.
+    Rows of A need not be sorted and may hold duplicates; rows of B are canonical. Values may be dense blocks that fit
+    (`csr.block_dtype`); rows, columns and entries are then of blocks. Entries that options drop are not downloaded. C
+    lies in page-locked memory, which is used again when the arrays are gone.
+    Raises `MatrixError` if operands do not fit, or B is not canonical; `InputError` if the GPU has no kernels for the
+    options; `MemoryBoundError` with the bytes if one row alone does not fit in the limit.
+    X. Wu, "Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform", thesis, Georgia State
+    University, 2015: equations 3 and 5, section 3.4.
     """
     return multiply_rows(a, b, device, RowSlice(), spec=spec, report=report, tuning=tuning)
 
@@ -441,14 +402,10 @@ def multiply_rows(
     a: CSR, b: CSR, device: Device, rows: RowSlice, *, spec: ProductSpec = PLAIN, report: Report = ignore_stage,
     tuning: PipelineTuning = TUNING,
 ) -> CSR:  # fmt: skip
-    """Return as many whole rows of ``a @ b``, from `rows.start` on, as fit in `rows.capacity` entries.
+    """Return as many whole rows of ``a @ b``, from `rows.start` on, as fit in `rows.capacity` entries; one at least.
 
-    A first row that is longer is returned whole, alone.
-
-    `a, b, device, spec, report, tuning`: as for `multiply`.
-    `rows`: calls for rows of the same C share a history.
-    Returns as `multiply` returns it, with its rows counted from `rows.start`.
-    Raises `InputError` if `rows` are out of range; else errors as of `multiply`.
+    Calls for rows of the same C share a history. Raises `InputError` if `rows` are out of range; else as `multiply`
+    does.
     """
     work = plan_multiplication(a, b, spec, None, rows)
     pipeline = StreamingPipeline(work, device, report, tuning)
@@ -463,25 +420,10 @@ def reduce(
     a: CSR, b: CSR, what: Reduction, device: Device, rows: RowSlice | None = None, *, spec: ProductSpec = PLAIN,
     report: Report = ignore_stage,
 ) -> PartialReduction:  # fmt: skip
-    """Reduce ``a @ b``, after the options are applied to it, without a copy of C on the host.
+    """Reduce rows of ``a @ b`` after the options are applied, without a copy of C on the host; errors as of `multiply`.
 
-    Parameters
-    ----------
-    a, b, device, spec, report
-        As for `multiply`.
-    what : Reduction
-    rows : RowSlice, optional
-        As for `multiply_rows`; all rows of A, so that `start` is 0 and `capacity` None.
-
-    Returns
-    -------
-    PartialReduction
-        Of these rows; `reduction_spec.combine` combines the parts of several calls.
-
-    Raises
-    ------
-    SpdistError
-        As `multiply` does.
+    `rows`: all rows of A, so that `start` is 0 and `capacity` None. `reduction_spec.combine` combines the parts of
+    several calls.
     """
     work = plan_multiplication(a, b, spec, what, RowSlice() if rows is None else rows)
     pipeline = StreamingPipeline(work, device, report)

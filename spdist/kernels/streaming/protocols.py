@@ -19,10 +19,7 @@ logger = logging.getLogger("spdist")
 
 
 class ArenaFullError(Exception):
-    """A block needs more device memory than its slot has.
-
-    `needed`: bytes that the block would have held when its allocation failed; also an attribute.
-    """
+    """A block needs more device memory than its slot has: `needed` bytes with the allocation that failed."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(needed)
@@ -68,19 +65,14 @@ class Slot(Protocol):
         """Start the upload of a block; return at once."""
 
     def multiply(self, expected: int = 0, while_busy: Callable[[], None] | None = None) -> int:
-        """Multiply the uploaded block.
+        """Multiply the uploaded block; return the entries of C that are kept.
 
-        `expected`: entries of C to expect; 0 if unknown.
-        `while_busy`: called once while the device is busy, if it is.
-        Returns entries of C that are kept.
+        `expected`: entries of C to expect; 0 if unknown. `while_busy`: called once while the device is busy, if it is.
         Raises `ArenaFullError` if the slot has no room for C.
         """
 
     def reduce(self, first_row: int) -> None:
-        """Start to reduce C and to download the result; return at once.
-
-        `first_row`: number of A's row 0 in the whole C.
-        """
+        """Start to reduce C and to download the result; A's row 0 is row `first_row` of the whole C."""
 
     def take_part(self) -> PartialReduction:
         """Return the downloaded reduction of the block."""
@@ -121,24 +113,16 @@ class Device(HostMemory, Protocol):
     def begin(
         self, spec: ProductSpec, reduction: Reduction | None, shape: tuple[int, int], dtype: np.dtype[Any]
     ) -> int:
-        """Begin a multiplication; return the bytes that it reserves besides B and slots.
-
-        `spec`: options that are applied to each block.
-        """
+        """Begin a multiplication; return the bytes that it reserves besides B and slots."""
 
     def slots(self, count: int, size: int, kept: int) -> Sequence[Slot]:
-        """Return slots for blocks; slots returned earlier lose their memory first.
+        """Return slots of `size` bytes, or less if the device has less; slots returned earlier lose their memory first.
 
-        `size`: bytes of each slot. They are smaller if the device has less.
         `kept`: bytes that stay free for B.
         """
 
     def keep(self, b: CSR | None, dtypes: DeviceDtypes) -> bool:
-        """Make B resident for later blocks, or drop it if `b` is None; return whether B is resident.
-
-        `b`: on the host.
-        `dtypes`: dtypes in which the device multiplies.
-        """
+        """Make B resident for later blocks, or drop it if `b` is None; return whether B is resident."""
 
     def take_sums(self) -> PartialReduction:
         """Return the column sums of all blocks."""

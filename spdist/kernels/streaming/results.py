@@ -25,12 +25,8 @@ SPARE_ENTRIES = 1 << 20
 class ResultBuffer:
     """C on the host, in page-locked memory that can grow.
 
-    `shape`: (nrows, ncols).
-    `capacity`: entries to make room for at first.
-    `allocate`: takes bytes, returns memory.
-    `offsets`: (nrows,) array: where each row ends, counted from the first entry of its block.
-    `indptr`: (nrows + 1,) int64: where each row begins in C.
-    `rows, nnz`: rows and entries that have a place.
+    `capacity`: entries to make room for at first. `offsets`: (nrows,): where each row ends, counted from the first
+    entry of its block. `rows, nnz`: rows and entries that have a place.
     """
 
     def __init__(
@@ -90,12 +86,7 @@ NO_SAMPLE = SampleEstimate()
 
 
 class EntryEstimate:
-    """Predicts how many entries C will have, while it is made.
-
-    `work`: with the history of its blocks.
-    `products`: of A's rows.
-    `margin`: factor on predicted entries.
-    """
+    """Predicts how many entries C will have, while it is made; `margin` is a factor on them."""
 
     def __init__(
         self, work: Multiplication, products: CountedProducts | ExpectedProducts, sample: SampleEstimate, margin: float
@@ -127,10 +118,7 @@ class EntryEstimate:
         return counted - self._products.between(0, start) + int(after * per_entry)
 
     def grown_capacity(self, nnz: int, stop: int) -> int:
-        """Return the entries of C to make room for.
-
-        `nnz`: entries of the rows before `stop`.
-        """
+        """Return the entries of C to make room for; the rows before `stop` have `nnz`."""
         work, start = self._work, self._work.rows.start
         done = self._products.between(start, stop)
         shares = work.triangle_share(start, work.a.nrows) / work.triangle_share(start, stop)
@@ -147,27 +135,17 @@ class Collector(Protocol):
     """Collects the results of blocks."""
 
     def collect_only(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue) -> None:
-        """Start the download of the result of the only block.
-
-        `nnz`: entries of C that are kept.
-        """
+        """Start the download of the result of the only block, whose C keeps `nnz` entries."""
 
     def collect(self, block: InFlightBlock, nnz: int, downloads: DownloadQueue, estimate: EntryEstimate) -> bool:
-        """Start the download of the result of a block; return whether there is room for more blocks.
-
-        `block, nnz, downloads`: as for `collect_only`.
-        `estimate`: says how much room C needs.
-        """
+        """Start the download of the result of a block; return whether there is room for more blocks."""
 
     def result(self) -> Any:
         """Return C, or its reduction, once all blocks are downloaded."""
 
 
 class MatrixCollector:
-    """Collects C on the host.
-
-    `allocate`: takes bytes, returns page-locked memory.
-    """
+    """Collects C on the host, in page-locked memory."""
 
     def __init__(self, work: Multiplication, allocate: Callable[[int], Bytes]) -> None:
         self._work, self._allocate = work, allocate
@@ -228,10 +206,7 @@ class MatrixCollector:
 
 
 class PartCollector:
-    """Collects the reductions of the blocks of C.
-
-    `work`: with a reduction.
-    """
+    """Collects the reductions of the blocks of C."""
 
     def __init__(self, work: Multiplication) -> None:
         self._work = work

@@ -22,13 +22,7 @@ from spdist.foundation import threads
 from spdist.foundation.cpus import count_cpus
 from spdist.kernels.cpu.arrays import CsrArrays
 from spdist.kernels.cuda.pinned import Bytes, array_at
-from spdist.kernels.streaming.layout import (
-    DeviceDtypes,
-    HostCopy,
-    MatrixLayout,
-    StagedBlock,
-    lay_out,
-)
+from spdist.kernels.streaming.layout import DeviceDtypes, HostCopy, MatrixLayout, StagedBlock, lay_out
 from spdist.kernels.streaming.multiplication import Multiplication
 from spdist.kernels.streaming.partition import BlockCutter, bad_b_error, bad_row_error
 from spdist.kernels.streaming.protocols import HostMemory
@@ -53,9 +47,6 @@ STAGING_TUNING = StagingTuning()
 class MatrixCopier:
     """Prepares rows of one operand for upload: copies them to page-locked memory, unless they are there already.
 
-    `matrix`: on the host.
-    `value`: values on the device.
-    `dtypes`: indices and offsets on the device.
     `in_place`: whether columns and values are uploaded from where they are.
     """
 
@@ -69,37 +60,25 @@ class MatrixCopier:
         return int(self.matrix.indptr[start]), int(self.matrix.indptr[stop])
 
     def upload_in_place(self, start: int, stop: int, layout: MatrixLayout) -> list[HostCopy]:
-        """Return copies that upload rows [start, stop) from the matrix itself; only offsets are computed.
-
-        `layout`: of these rows on the device.
-        """
+        """Return copies that upload rows [start, stop) from the matrix itself; only offsets are computed."""
         first, last = self.entries(start, stop)
         data, indices = self.matrix.data[first:last], self.matrix.indices[first:last]
         return [HostCopy(data, layout.data), HostCopy(indices, layout.indices), self.offsets(start, stop, layout)]
 
     def offsets(self, start: int, stop: int, layout: MatrixLayout) -> HostCopy:
-        """Return the copy that uploads the offsets of rows [start, stop) alone.
-
-        `start, stop, layout`: as for `upload_in_place`.
-        """
+        """Return the copy that uploads the offsets of rows [start, stop) alone."""
         memory = self.allocate(layout.end - layout.indptr)
         self._copy_offsets(start, array_at(memory, 0, stop - start + 1, self.dtypes.pointer))
         return HostCopy(memory, layout.indptr)
 
     def copy_values_and_offsets(self, start: int, stop: int, memory: Bytes, layout: MatrixLayout) -> None:
-        """Copy values and offsets of rows [start, stop) to host memory.
-
-        `memory`: begins at the values of `layout`.
-        """
+        """Copy values and offsets of rows [start, stop) to host memory, which begins at the values of `layout`."""
         first, last = self.entries(start, stop)
         array_at(memory, 0, last - first, layout.value)[:] = self.matrix.data[first:last]
         self._copy_offsets(start, array_at(memory, layout.indptr - layout.data, stop - start + 1, self.dtypes.pointer))
 
     def columns_in(self, memory: Bytes, layout: MatrixLayout) -> npt.NDArray[Any]:
-        """Return the columns of a matrix in host memory.
-
-        `memory`: begins at the values of `layout`.
-        """
+        """Return the columns of a matrix in host memory, which begins at the values of `layout`."""
         return array_at(memory, layout.indices - layout.data, layout.nnz, self.dtypes.index)
 
     def _copy_offsets(self, start: int, offsets: npt.NDArray[Any]) -> None:
@@ -119,7 +98,7 @@ class _Window(NamedTuple):
 class WindowPreparer:
     """Prepares rows of A with a range of rows of B.
 
-    `work`: if A is a view of B, entries of A inside the range are not uploaded a second time.
+    If A is a view of B, entries of A inside the range are not uploaded a second time.
     """
 
     def __init__(self, work: Multiplication, host: HostMemory) -> None:
@@ -140,8 +119,6 @@ class WindowPreparer:
     def with_window(self, rows: tuple[int, int], window: tuple[int, int], products: int, begin: float) -> StagedBlock:
         """Prepare rows of A with a range of rows of B; if A is a view of B, upload no entry twice.
 
-        `rows, window`: first row and end, of A and of B.
-        `products`: products of the rows, for the history.
         `begin`: seconds since 1970 at which the preparation began.
         """
         b, dtypes, (start, stop), (low, high) = self.b, self.dtypes, rows, window
@@ -236,10 +213,7 @@ class WindowPreparer:
         return bad_row_error(int(np.searchsorted(self.a.indptr, entry, side="right")) - 1, self.a.ncols)
 
     def check_offsets(self, start: int, stop: int) -> None:
-        """Check the offsets of A's rows [start, stop).
-
-        Raises `MatrixError` if offsets are out of range; names the first such row.
-        """
+        """Raise `MatrixError` with the first of A's rows [start, stop) whose offsets are out of range."""
         from spdist.kernels.hyspmm.prepare import first_bad_row
 
         bad = first_bad_row(self.a.indptr, start, stop, self.a.nnz)
@@ -271,10 +245,7 @@ class _Marks(NamedTuple):
 
 
 class BlockPreparer(WindowPreparer):
-    """Prepares any block of rows, from any thread.
-
-    `b_resident`: whether B is on the device, so that blocks include no rows of B.
-    """
+    """Prepares any block of rows, from any thread; if B is on the device, blocks include no rows of B."""
 
     def __init__(
         self, work: Multiplication, host: HostMemory, b_resident: bool, tuning: StagingTuning = STAGING_TUNING
@@ -373,10 +344,7 @@ class BlockPreparer(WindowPreparer):
 
 
 class BlockStager:
-    """Cuts blocks and prepares them ahead of the device, in several threads; hands them out in order.
-
-    `first`: row at which to begin.
-    """
+    """Cuts blocks from row `first` on, and prepares them ahead of the device in threads; hands them out in order."""
 
     def __init__(self, preparer: BlockPreparer, cutter: BlockCutter, first: int) -> None:
         self.preparer, self.cutter, self.next_row = preparer, cutter, first

@@ -29,12 +29,7 @@ ROW, ENTRY, COLUMNS_AT, VALUES_AT = map(int, constants.PackedPlace)
 
 @instruction
 def load(context: Any, packed: Any, at: Any) -> Any:
-    """Return the 8 bytes ``packed[at:at + 8]`` as a number; callers pass `packed` and `at`.
-
-    `context`: Numba's typing context; Numba passes it.
-    `packed`: (nbytes,) uint8.
-    `at`: first byte; need not be a multiple of 8.
-    """
+    """Return the 8 bytes ``packed[at:at + 8]``, at any byte, as a number; Numba passes its typing context."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=args[0])
@@ -52,12 +47,8 @@ def low_bits(width: np.int64) -> np.int64:
 
 @inlined
 def bits(packed: Bytes, at: np.int64, number: np.int64, width: np.int64, mask: np.int64) -> Any:
-    """Return one number of an array of `width`-bit numbers.
+    """Return one number of an array of `width`-bit numbers, 57 at most, that starts at byte `at`.
 
-    `packed`: (nbytes,) uint8.
-    `at`: byte at which the array starts.
-    `number`: position in the array.
-    `width`: bits, at most 57.
     `mask`: ``low_bits(width)``.
     """
     bit = number * width
@@ -66,11 +57,7 @@ def bits(packed: Bytes, at: np.int64, number: np.int64, width: np.int64, mask: n
 
 @inlined
 def signed(packed: Bytes, at: np.int64, size: np.int64) -> Any:
-    """Return the signed number of `size` bytes at byte `at`.
-
-    `packed`: (nbytes,) uint8.
-    `size`: at most 8 bytes; 0 bytes are the number 0.
-    """
+    """Return the signed number of `size` bytes, 8 at most, at byte `at`; 0 bytes are the number 0."""
     if size == 0:
         return np.int64(0)
     unused = np.int64(64) - np.int64(8) * size
@@ -88,17 +75,11 @@ def put_group(
     first: np.int64,
     indices: IndexArray,
 ) -> Any:
-    """Write the columns of some numbers of a group.
+    """Write the columns of numbers [start, stop) of a group; return the last column.
 
-    `packed`: (nbytes,) uint8.
-    `at`: byte at which the group's numbers start.
-    `numbers`: (start, stop): numbers of the group to write.
-    `each`: numbers that one load reads; divides ``stop - start``.
-    `width`: bits of a number: the difference to the column before it, less 1.
-    `column`: column before the first written one.
-    `first`: entry of the group's number 0.
-    `indices`: (nnz,) int32 or int64: written.
-    Returns the last column.
+    `at`: byte at which the group's numbers start. `each`: numbers that one load reads; divides ``stop - start``.
+    `width`: bits of a number: the difference to the column before it, less 1. `column`: column before the first written
+    one. `first`: entry of the group's number 0.
     """
     mask = low_bits(width)
     for number in range(numbers[0], numbers[1], each):
@@ -115,14 +96,9 @@ def put_group(
 def put_columns(
     packed: Bytes, at: np.int64, column: np.int64, first: np.int64, last: np.int64, indices: IndexArray
 ) -> Any:
-    """Write the columns of a piece of a row, group by group.
+    """Write the columns of entries [first, last), a piece of a row, group by group; return the byte after the groups.
 
-    `packed`: (nbytes,) uint8.
-    `at`: byte at which the piece's groups start.
-    `column`: column of the first entry.
-    `first, last`: entries [first, last) of the matrix.
-    `indices`: (nnz,) int32 or int64: written.
-    Returns byte after the groups.
+    `at`: byte at which the piece's groups start. `column`: column of the first entry.
     """
     indices[np.uintp(first)] = column
     first += np.int64(1)
@@ -144,13 +120,9 @@ def put_columns(
 def unpack_columns(
     packed: Bytes, stream: int, directory: Int64Array, start: int, stop: int, indptr: IndexArray, indices: IndexArray
 ) -> None:
-    """Write the offsets and columns of units [start, stop).
+    """Write the offsets and columns of units [start, stop); the units begin at byte `stream`.
 
-    `packed`: (nbytes,) uint8.
-    `stream`: byte at which the units start.
-    `directory`: (units + 1, 4) int64: see `ROW`, `ENTRY`, `COLUMNS_AT` and `VALUES_AT`.
-    `indptr`: (nrows + 1,) int32 or int64: written for the rows that start in these units.
-    `indices`: (nnz,) int32 or int64: written for the entries of these units.
+    `directory`: (units + 1, 4): see `ROW`, `ENTRY`, `COLUMNS_AT` and `VALUES_AT`.
     """
     for unit in range(start, stop):
         row, entry = directory[unit, ROW], directory[unit, ENTRY]
@@ -181,15 +153,7 @@ def unpack_columns(
 def put_values(
     packed: Bytes, at: np.int64, first: np.int64, last: np.int64, dictionary: ValueArray, words: ValueArray
 ) -> Any:
-    """Write the words of a piece that does not repeat the piece before.
-
-    `packed`: (nbytes,) uint8.
-    `at`: byte at which the piece starts.
-    `first, last`: words [first, last) of the matrix.
-    `dictionary`: (words,) uint32 or uint64.
-    `words`: (nnz * parts,) uint32 or uint64: written.
-    Returns byte after the piece.
-    """
+    """Write words [first, last), a piece that does not repeat the piece before; return the byte after the piece."""
     kind, size = np.int64(packed[at]), last - first
     at += np.int64(1)
     if kind >= 32:
@@ -210,11 +174,7 @@ def unpack_values(packed: Bytes, stream: int, directory: Int64Array, start: int,
                   parts: int, dictionary: ValueArray, words: ValueArray) -> None:  # fmt: skip
     """Write the words of units [start, stop); call `unpack_columns` first.
 
-    `packed, stream, directory, start, stop`: as for `unpack_columns`.
-    `indptr`: (nrows + 1,) int32 or int64: with the offsets of the rows of these units.
     `parts`: words of a value: 2 for complex128, else 1.
-    `dictionary`: (words,) uint32 or uint64.
-    `words`: (nnz * parts,) uint32 or uint64: written for the entries of these units.
     """
     for unit in range(start, stop):
         row, entry = directory[unit, ROW], directory[unit, ENTRY]

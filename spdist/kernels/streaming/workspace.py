@@ -37,19 +37,9 @@ class DeviceShares(NamedTuple):
 
 
 def device_shares(b_bytes: int, memory_limit: int, slots: int = BLOCKS_IN_FLIGHT) -> DeviceShares:
-    """Divide the memory limit of a GPU among B and slots.
+    """Divide the memory limit of a GPU in bytes among B and slots; a single slot gets all the room.
 
     `b_bytes`: bytes of the whole of B on the GPU; 0 if it is not to be resident.
-    `memory_limit`: bytes.
-    `slots`: number of slots. A single slot gets all the room.
-    Returns at most `memory_limit` bytes in all.
-
-    Examples
-    --------
-    >>> device_shares(1 << 30, 8 << 30).total
-    4294967296
-    >>> device_shares(7 << 30, 8 << 30).kept
-    0
     """
     is_resident = b_bytes <= RESIDENT_SHARE * memory_limit or b_bytes + ROOM_BYTES <= memory_limit
     kept = b_bytes if is_resident else 0
@@ -58,13 +48,7 @@ def device_shares(b_bytes: int, memory_limit: int, slots: int = BLOCKS_IN_FLIGHT
 
 
 def staging_bytes(host_limit: int) -> int:
-    """Return the bytes of a host memory limit that blocks on their way to the GPU may take.
-
-    Examples
-    --------
-    >>> staging_bytes(8 << 30)
-    1073741824
-    """
+    """Return the bytes of a host memory limit that blocks on their way to the GPU may take."""
     return host_limit // 8
 
 
@@ -85,62 +69,29 @@ PACKED_PADDING = 8
 def packed_unit(nrows: int, nnz: int) -> int:
     """Return the rows and entries, together, of a unit of a packed matrix before its ends move to ends of rows.
 
-    `nrows, nnz`: rows and entries of the matrix.
-    Returns A power of 2.
-
-    Examples
-    --------
-    >>> packed_unit(1_000, 100_000), packed_unit(500_000, 128_000_000)
-    (512, 4096)
+    Always a power of 2.
     """
     low, high = PACKED_UNIT
     return 1 << max(low, min(high, (nrows + nnz).bit_length() - 1 - PACKED_UNITS))
 
 
 def packed_units(nrows: int, nnz: int) -> int:
-    """Return the number of units of a packed matrix; threads share them.
-
-    `nrows, nnz`: rows and entries of the matrix.
-    Returns at least 1.
-
-    Examples
-    --------
-    >>> packed_units(1_000, 100_000)
-    198
-    """
+    """Return the number of units of a packed matrix, at least 1; threads share them."""
     return max(1, ceil_div(nrows + nnz, packed_unit(nrows, nnz)))
 
 
 def packed_start(nrows: int, nnz: int) -> int:
-    """Return the byte of a packed matrix at which the units start.
-
-    `nrows, nnz`: rows and entries of the matrix.
-    Returns bytes of the head and the directory.
-
-    Examples
-    --------
-    >>> packed_start(1_000, 100_000)
-    12576
-    """
+    """Return the byte of a packed matrix at which the units start, after the head and the directory."""
     return PACKED_HEAD + (packed_units(nrows, nnz) + 1) * PACKED_PLACES
 
 
 def packed_bound(shape: tuple[int, int], nnz: int, index_itemsize: int, value_itemsize: int = 0) -> int:
-    """Bound the bytes of a packed matrix.
+    """Bound the bytes of a packed matrix; columns always fit.
 
     Groups of columns take as many bits as their largest difference. The differences of a row add up to no more than the
     number of columns, and the sum of their bits is largest if all are equal.
-
-    `shape`: (nrows, ncols).
-    `index_itemsize`: bytes of a column index.
     `value_itemsize`: bytes of a value; 0 if only columns are packed. Values get a quarter of their size; if they need
     more, they are not packed.
-    Returns bytes. Columns always fit.
-
-    Examples
-    --------
-    >>> packed_bound((500_000, 500_000), 128_000_000, 4) / 128_000_000 < 2.6
-    True
     """
     pieces = shape[0] + packed_units(shape[0], nnz)
     groups = nnz // 32 + pieces

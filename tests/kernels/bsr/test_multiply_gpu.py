@@ -18,6 +18,7 @@ from spdist.matrices.bsr import BSR, entries
 from spdist.matrices.csr import CSR
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
 from tests.kernels.esc.test_multiply_gpu import poisoned as poisoned_pool
+from tests.support.cuda_kernels import BLOCK_SIDES
 from tests.support.strategies import csr_pairs
 
 pytestmark = pytest.mark.gpu
@@ -73,7 +74,7 @@ def _scaled(shape, size):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize("side", bsr_gpu.SIZES)
+@pytest.mark.parametrize("side", BLOCK_SIDES)
 def test_sizes_of_their_own(side, dtype):
     a = block_matrix(400, 400, 9.0, (side, side), side, dtype)
     assert_multiplies(a, a)

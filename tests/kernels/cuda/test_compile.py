@@ -1,11 +1,7 @@
-"""Every kernel compiles for every architecture, without a GPU.
-
-A module that launches kernels lists them in a function ``sources(value, index, pointer)``: file -> name expressions.
-"""
+"""Every kernel compiles for every architecture, without a GPU; `tests.support.cuda_kernels` lists them."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import multiprocessing
@@ -19,13 +15,9 @@ from spdist.kernels.cuda.module import FOLDER, value_type
 from spdist.kernels.rowwise_gpu import epilogue as gpu_epilogue
 from spdist.kernels.semirings import SEMIRINGS, Semiring
 from tests.support.compile_cuda import compile_log
+from tests.support.cuda_kernels import kernels_by_file
 
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.cu"))
-MODULES = sorted(
-    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
-    for path in FOLDER.rglob("*.py")
-    if "def sources(" in path.read_text()
-)
 TYPES = [  # every type of values, of indices and of offsets, and the architecture for which machine code is made
     ("double", "int", "int", "sm_90"),
     ("float", "int", "long long", "sm_80"),
@@ -48,11 +40,7 @@ RINGS = {  # each named one once, and each way to add to a sum at each width, in
 
 
 def names_of(file: str, *types: str) -> list[str]:
-    names = set()
-    for name in MODULES:
-        found = importlib.import_module(f"spdist.kernels.{name}")
-        names |= set(found.sources(*types).get(file, ()))
-    return sorted(names)
+    return sorted(kernels_by_file(*types).get(file, ()))
 
 
 def test_every_file_has_names():
@@ -97,8 +85,7 @@ def rings(compiler):
             "rowwise_gpu/mask_rows.cu": f"masked_rows<{types},{'true' if name == 'plus_first c16' else 'false'}>",
         }
         if name.startswith("plus_times "):
-            file = "rowwise_gpu/epilogue.cu"
-            kernels[file] = gpu_epilogue.sources(value_type(dtype), "int", "int")[file][2]
+            kernels[gpu_epilogue.FILE] = gpu_epilogue.kernel_names(value_type(dtype), "int", "int")["keep"]
         jobs[name] = [
             compiler.submit(compile_log, file, [kernel], ARCHITECTURES[(number + n) % 2], defines)
             for n, (file, kernel) in enumerate(kernels.items())

@@ -18,14 +18,8 @@ CELLS = 4
 def histogram(values: ValueArray, edges: ValueArray) -> Int64Array:
     """Count the values x with ``edges[bin] <= x < edges[bin + 1]`` for each bin; the last bin includes its upper edge.
 
-    `values`: (n,) array: real; compared as float64. NaN and values outside all bins are not counted.
-    `edges`: (bins + 1,) float64: finite and rising.
-    Returns (bins,) int64.
-
-    Examples
-    --------
-    >>> histogram(np.array([0.5, 1.0, 2.0, 7.0]), np.array([0.0, 1.0, 2.0]))
-    array([1, 2])
+    Values are real and compared as float64; edges are finite and rising. NaN and values outside all bins are not
+    counted.
     """
     counts = np.zeros(len(edges) - 1, np.int64)
     cells, half = CELLS * len(counts), edges / 2  # differences of halves are finite
@@ -40,10 +34,8 @@ def histogram(values: ValueArray, edges: ValueArray) -> Int64Array:
 def count_by_bins(values: ValueArray, edges: ValueArray, starts: Int64Array, scale: float, counts: Int64Array) -> None:
     """Add the number of values in each bin to its count.
 
-    `values, edges`: as for `histogram`.
-    `starts`: (cells + 1,) int64: the first edge of each cell; the cell of x is ``(x / 2 - edges[0] / 2) * scale``,
-    monotonic in x.
-    `counts`: (bins,) int64.
+    `starts`: (cells + 1,): first edge of each cell; the cell of x is ``(x / 2 - edges[0] / 2) * scale``, monotonic in
+    x.
     """
     bins, cells = np.uintp(len(counts)), np.uintp(len(starts) - 1)
     first, last = edges[0], edges[bins]

@@ -17,16 +17,9 @@ THREAD_ENTRIES = 1 << 18
 
 
 def inflate(rows: CSR, power: float) -> float:
-    """Raise the values of each row to a power and scale the row to sum 1, in place.
+    """Raise the values of each row to a power and scale the row to sum 1, in place; rows without a positive value stay.
 
-    `rows`: not negative; rows need not sum to 1 before. Rows without a positive value stay.
     Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
-
-    Examples
-    --------
-    >>> rows = CSR(np.array([0, 2]), np.array([0, 1], np.int32), np.array([0.25, 0.75]), (1, 2))
-    >>> inflate(rows, 2.0), rows.data
-    (0.25, array([0.1, 0.9]))
     """
     bounds = thread_bounds(rows)
     found = np.zeros(len(bounds) - 1)
@@ -39,16 +32,7 @@ def inflate(rows: CSR, power: float) -> float:
 
 
 def sums_of_rows(rows: CSR) -> ValueArray:
-    """Return the sum of each row.
-
-    `rows`: real.
-    Returns (nrows,) float64.
-
-    Examples
-    --------
-    >>> sums_of_rows(CSR(np.array([0, 2]), np.array([0, 1], np.int32), np.array([0.25, 0.5]), (1, 2)))
-    array([0.75])
-    """
+    """Return the sum of each row of a real matrix, (nrows,) float64."""
     bounds, sums = thread_bounds(rows), np.empty(rows.nrows)
     run_in_threads(len(bounds) - 1, lambda i: sum_rows(rows.indptr, rows.data, bounds[i], bounds[i + 1], sums))
     return sums
@@ -63,11 +47,7 @@ def thread_bounds(rows: CSR) -> list[int]:
 
 @compiled
 def inflate_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, power: float) -> Any:
-    """Inflate rows ``[start, stop)`` in place; return the largest ``(max - sum of squares) * entries`` of a row.
-
-    `indptr`: (nrows + 1,) int64.
-    `data`: (nnz,) array.
-    """
+    """Inflate rows ``[start, stop)`` in place; return the largest ``(max - sum of squares) * entries`` of a row."""
     most = 0.0
     for row in range(start, stop):
         first, last = indptr[row], indptr[row + 1]
@@ -93,12 +73,7 @@ def inflate_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, po
 
 @compiled
 def sum_rows(indptr: Int64Array, data: ValueArray, start: int, stop: int, sums: ValueArray) -> None:
-    """Write the sums of rows ``[start, stop)``.
-
-    `indptr`: (nrows + 1,) int64.
-    `data`: (nnz,) array.
-    `sums`: (nrows,) float64.
-    """
+    """Write the sums of rows ``[start, stop)`` to `sums`, (nrows,) float64."""
     for row in range(start, stop):
         total = 0.0
         for t in range(indptr[row], indptr[row + 1]):

@@ -13,10 +13,8 @@ from spdist.matrices.csr import CSR
 
 @compiled
 def merge_rows(p: CsrArrays, q: CsrArrays, c: CsrArrays, ring: Semiring | None) -> None:
-    """Merge the rows of p and q into c.
+    """Merge the rows of p and q, canonical and as many as `c` has, into c; ``c.indptr[0]`` is 0.
 
-    `p, q`: canonical, with as many rows as `c`.
-    `c`: room for the entries of both; ``c.indptr[0]`` is 0.
     `ring`: adds values with equal columns; None for plus.
     """
     at = np.uintp(0)
@@ -39,11 +37,9 @@ def merge_rows(p: CsrArrays, q: CsrArrays, c: CsrArrays, ring: Semiring | None) 
 
 
 def merge(p: CSR, q: CSR, spec: ProductSpec = PLAIN) -> CSR:
-    """Add two partial products of the same columns.
+    """Add two canonical partial products of the same columns; bools add by OR, and zeros that cancel stay.
 
-    `p, q`: canonical. If one has fewer rows, the sum has only the rows that both have.
-    `spec`: its semiring adds; bools add by OR.
-    Returns canonical; entries that cancel stay, as zeros.
+    The sum has only the rows that both have.
     """
     nrows = min(p.nrows, q.nrows)
     p, q = p.rows(0, nrows), q.rows(0, nrows)

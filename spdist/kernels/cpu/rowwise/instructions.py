@@ -16,10 +16,7 @@ LANES = 16
 
 @instruction
 def marks64(context: Any, marks: types.Type, at: types.Type) -> Any:
-    """Return the 64 bytes ``marks[at:at + 64]`` as 64 bits, bit j set if byte j is not 0.
-
-    `marks`: (n,) uint8.
-    """
+    """Return the 64 bytes ``marks[at:at + 64]`` as 64 bits, bit j set if byte j is not 0."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         marks = context.make_array(signature.args[0])(context, builder, value=args[0])
@@ -33,10 +30,7 @@ def marks64(context: Any, marks: types.Type, at: types.Type) -> Any:
 
 @instruction
 def count_below(context: Any, keys: types.Type, at: types.Type, key: types.Type) -> Any:
-    """Return how many of the `LANES` first keys in ``keys[at:]`` are below `key`.
-
-    `keys`: (n,) int32.
-    """
+    """Return how many of the `LANES` first int32 keys in ``keys[at:]`` are below `key`."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         keys = context.make_array(signature.args[0])(context, builder, value=args[0])
@@ -64,10 +58,7 @@ def lowest_bit(context: Any, bits: types.Type) -> Any:
 
 @instruction
 def prefetch(context: Any, array: types.Type, at: types.Type) -> Any:
-    """Ask the processor to fetch ``array[at]``, and do not wait for it.
-
-    `at`: places outside of the array do no harm.
-    """
+    """Ask the processor to fetch ``array[at]``, and do not wait for it; places outside of the array do no harm."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=args[0])
@@ -84,10 +75,7 @@ def prefetch(context: Any, array: types.Type, at: types.Type) -> Any:
 
 @instruction
 def fetch_add(context: Any, array: types.Type, at: types.Type, value: types.Type) -> Any:
-    """Add to ``array[at]`` in one step, whatever other threads do, and return the number that was there.
-
-    `array`: (n,) int64.
-    """
+    """Add to int64 ``array[at]`` in one step, whatever other threads do, and return the number that was there."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=args[0])
@@ -98,10 +86,7 @@ def fetch_add(context: Any, array: types.Type, at: types.Type, value: types.Type
 
 @instruction
 def load(context: Any, array: types.Type, at: types.Type) -> Any:
-    """Return ``array[at]`` as the last thread to `store` there left it.
-
-    `array`: (n,) int64.
-    """
+    """Return int64 ``array[at]`` as the last thread to `store` there left it."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=args[0])
@@ -112,10 +97,7 @@ def load(context: Any, array: types.Type, at: types.Type) -> Any:
 
 @instruction
 def store(context: Any, array: types.Type, at: types.Type, value: types.Type) -> Any:
-    """Set ``array[at]``; a thread that loads it sees all that this thread wrote before.
-
-    `array`: (n,) int64.
-    """
+    """Set int64 ``array[at]``; a thread that loads it sees all that this thread wrote before."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=args[0])
@@ -127,10 +109,7 @@ def store(context: Any, array: types.Type, at: types.Type, value: types.Type) ->
 
 @instruction
 def compare_and_swap(context: Any, array: types.Type, at: types.Type, old: types.Type, new: types.Type) -> Any:
-    """Set ``array[at]`` to `new` in one step if it is `old`.
-
-    `array`: (n,) int64.
-    """
+    """Set int64 ``array[at]`` to `new` in one step if it is `old`."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         array = context.make_array(signature.args[0])(context, builder, value=args[0])

@@ -71,10 +71,7 @@ LARGEST = (1 << 63) - 1
 
 @inlined
 def row_extent(a: CsrArrays, b: RowRanges, row: int) -> Any:
-    """Look over the products of a row.
-
-    `row`: row of A.
-    """
+    """Return products, columns and parts of a row, without making it."""
     products, first, last, parts = np.int64(0), np.int64(LARGEST), np.int64(-1), 0
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
         k = np.uintp(a.indices[p])
@@ -91,10 +88,8 @@ def row_extent(a: CsrArrays, b: RowRanges, row: int) -> Any:
 def enter_rows(a: CsrArrays, b: RowRanges, row: int, diagonal: int | None) -> None:
     """Move the starts of the rows of B that a row of A uses to their first column from the diagonal on.
 
-    Rows of A come in rising order. In A @ A.T each entry of a row moves a start by one.
-
-    `row`: row of A.
-    `diagonal`: column of the diagonal in row 0. If None, the compiled code is empty.
+    Rows of A come in rising order. In A @ A.T each entry of a row moves a start by one. `diagonal`: column of the
+    diagonal in row 0. If None, the compiled code is empty.
     """
     if diagonal is not None:
         first = np.uintp(diagonal) + row
@@ -110,10 +105,7 @@ def enter_rows(a: CsrArrays, b: RowRanges, row: int, diagonal: int | None) -> No
 
 @inlined
 def prefetch_rows(a: CsrArrays, b: RowRanges, row: int, stop: np.uintp) -> None:
-    """Prefetch the entries of B for row + 2 and the starts for row + 4: small random rows mostly wait for memory.
-
-    `stop`: row after the last.
-    """
+    """Prefetch the entries of B for row + 2 and the starts for row + 4: small random rows mostly wait for memory."""
     far = min(row + np.uintp(4), stop - np.uintp(1))
     begin, end = np.uintp(a.indptr[far]), np.uintp(a.indptr[far + np.uintp(1)])
     for p in range(begin, min(end, begin + MOST_PREFETCHES)):
@@ -128,12 +120,7 @@ def prefetch_rows(a: CsrArrays, b: RowRanges, row: int, stop: np.uintp) -> None:
 
 @inlined
 def copy_row(product: ProductArguments, row: int, c: RowsOut, at: np.uintp, forbidden: ForbiddenMask | None) -> Any:
-    """Write a row of C that has products with only one row of B; return the next place.
-
-    `row`: row of A.
-    `at`: first place in C.
-    `forbidden`: A mask whose columns C is kept out of.
-    """
+    """Write a row of C that has products with only one row of B, from place `at` on; return the next place."""
     a, b, ring = product.a, product.b, product.ring
     zero = zero_of(c.data, ring)
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -160,10 +147,7 @@ def multiply_strips(
     product: ProductArguments, extent: RowExtent, work: Workspace, c: RowsOut, at: np.uintp,
     forbidden: ForbiddenMask | None,
 ) -> Any:  # fmt: skip
-    """Make a row strip by strip, each as wide as `SORT_PRODUCTS` products or `WINDOW` columns allow.
-
-    `product, extent, work, c, at, forbidden`: as for `multiply_row`.
-    """
+    """Make a row strip by strip, each as wide as `SORT_PRODUCTS` products or `WINDOW` columns allow."""
     (window, sorting, _), row, ring = work, extent.row, product.ring
     first, last = np.uintp(extent.first), np.uintp(extent.last)
     width = np.uintp(min(np.float64(SORT_SPAN), (last - first) / extent.products * (SORT_PRODUCTS / 2)))
@@ -194,8 +178,6 @@ def multiply_row(
 ) -> Any:  # fmt: skip
     """Make one row, without the columns in `forbidden`, by the method that suits it; return the next place in C.
 
-    `product, work, c`: as for `multiply_rows`.
-    `at`: first place in C.
     `wide`: the field of `product`, as an argument: None leaves code out.
     """
     row, products, low, high, parts = extent
@@ -225,13 +207,12 @@ def is_small(extent: RowExtent) -> Any:
 def multiply_rows(
     product: ProductArguments, start: int, stop: int, work: Workspace, c: RowsOut, diagonal: int | None
 ) -> Any:
-    """Make rows ``[start, stop)`` of C until C is full.
+    """Make rows ``[start, stop)`` of C until C is full; ends of `c` are numbered from row `start`.
 
-    `work`: as `numba_engine.new_workspace` makes it; all totals are the semiring's zero, before and after.
-    `c`: its ends are numbered from row `start`.
-    `diagonal`: the first wanted column of row 0, one more for each row after it; None for whole rows.
-    Returns `rows`: whole rows made.
-    Returns `needed`: entries of those rows and, if C is full, of the first row that did not fit.
+    All totals of `work` are the semiring's zero, before and after. `diagonal`: the first wanted column of row 0, one
+    more for each row after it; None for whole rows.
+    Returns the number of whole rows made, and the entries of these and, if C is full, of the first row that did not
+    fit.
     """
     at, last = np.uintp(0), np.uintp(stop)
     origin = np.uintp(start)

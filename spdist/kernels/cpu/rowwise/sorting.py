@@ -30,13 +30,9 @@ def expand_small(
     product: ProductArguments, extent: RowExtent, batch: Batch, count: np.uintp, slot: np.uintp,
     forbidden: ForbiddenMask | None,
 ) -> Any:  # fmt: skip
-    """Expand a small row into the batch; return the next free slot.
+    """Expand a small row into the batch, which has `count` rows, from `slot` on; return the next free slot.
 
     A key is column and place, so keys differ and equal columns keep their order.
-
-    `count`: rows that are in the batch.
-    `slot`: first free slot.
-    `forbidden`: A mask whose columns C is kept out of.
     """
     a, b, row = product.a, product.b, extent.row
     keys, values, sizes, firsts = batch.keys, batch.values, batch.sizes, batch.firsts
@@ -63,10 +59,7 @@ def expand_small(
 
 @tight
 def sort_batch(batch: Batch, rows: np.uintp) -> Any:
-    """Sort the rows of a batch: a product's place is the number of smaller keys; return how many products there are.
-
-    `rows`: rows in the batch.
-    """
+    """Sort the rows of a batch: a product's place is the number of smaller keys; return how many products there are."""
     keys, ordered, sizes = batch.keys, batch.ordered, batch.sizes
     slot, done = np.uintp(0), np.uintp(0)
     for row in range(rows):
@@ -85,13 +78,9 @@ def sort_batch(batch: Batch, rows: np.uintp) -> Any:
 
 @tight
 def flush_batch(batch: Batch, rows: np.uintp, c: RowsOut, row: Any, at: np.uintp, ring: Semiring | None) -> Any:
-    """Sort and sum the rows of a batch into C.
+    """Sort and sum the rows of a batch into C; `row` is the number of the first of them.
 
-    `rows`: rows in the batch.
-    `row`: number in C of the first row.
-    `at`: first place in C.
-    Returns `at`: the next place; if not all rows fit, behind the first row that did not fit.
-    Returns `rows`: rows that fit.
+    Returns the next place, behind the first row that did not fit if not all do; and the rows that fit.
     """
     _, ordered, values, sizes, firsts, ends = batch
     n = sort_batch(batch, rows)
@@ -127,12 +116,7 @@ def expand_strip(
     product: ProductArguments, row: int, first: np.uintp, end: np.uintp, sorting: SortBuffers,
     forbidden: ForbiddenMask | None,
 ) -> Any:  # fmt: skip
-    """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not.
-
-    `row`: row of A.
-    `sorting`: room for `SORT_PRODUCTS` products.
-    `forbidden`: A mask whose columns C is kept out of.
-    """
+    """Expand a row's products with columns in ``[first, end)``; return how many, or more than fit if they do not."""
     a, b, keys, values, ring = product.a, product.b, sorting.keys, sorting.values, product.ring
     n = np.uintp(0)
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -153,11 +137,7 @@ def expand_strip(
 
 @tight
 def radix_sort(sorting: SortBuffers, n: np.uintp, columns: np.uintp) -> Any:
-    """Sort keys by column, stably, least digit first; return which row of keys holds the result.
-
-    `n`: keys, in row 0.
-    `columns`: columns that the keys span.
-    """
+    """Sort n keys in row 0 by column, stably, least digit first; return which row of keys holds the result."""
     keys, bins = sorting.keys, sorting.bins
     most = np.uintp(8) if n < np.uintp(2048) else np.uintp(11)
     bits = np.uintp(1)
@@ -188,12 +168,9 @@ def radix_sort(sorting: SortBuffers, n: np.uintp, columns: np.uintp) -> Any:
 def compress(
     sorting: SortBuffers, side: np.uintp, n: np.uintp, first: np.uintp, c: RowsOut, at: np.uintp, ring: Semiring | None
 ) -> Any:
-    """Sum the sorted products of each column into C, without a branch; return the next place.
+    """Sum the n sorted products in row `side` into C, without a branch; return the next place.
 
-    `side`: row of keys that is sorted.
-    `n`: products.
-    `first`: column of key 0.
-    `at`: first place in C.
+    Key 0 is column `first`.
     """
     keys, values = sorting.keys, sorting.values
     zero = zero_of(values, ring)

@@ -56,9 +56,8 @@ def multiply_unsorted_rows(
 ) -> Any:
     """Make rows ``[start, stop)`` of C, their entries in any order, until a row might not fit.
 
-    `product, start, stop, work, c, diagonal`: as for `rowwise.multiply_rows`.
-    Returns `rows`: whole rows made.
-    Returns `needed`: entries of those rows and, if C may be full, a bound on the entries of the next row.
+    Returns the number of whole rows made, and their entries with, if C may be full, a bound on the entries of the next
+    row.
     """
     at, origin, last, compression = np.uintp(0), np.uintp(start), np.uintp(stop), 1.0
     clear(work.batch.ordered)
@@ -83,14 +82,10 @@ def multiply_unsorted_row(
     product: ProductArguments, extent: RowExtent, work: Workspace, c: RowsOut, at: np.uintp, wide: bool | None,
     compression: float,
 ) -> Any:  # fmt: skip
-    """Make one row by the method that suits it; return the next place in C.
+    """Make one row, of one product at least, by the method that suits it; return the next place in C.
 
-    `product, work, c`: as for `multiply_unsorted_rows`; there is room for the products of the row, or for all columns
-    of its span.
-    `extent`: with one product at least.
-    `at`: first place in C.
-    `wide`: the field of `product`, as an argument: None leaves code out.
-    `compression`: compression ratio of the row before.
+    There is room for the products of the row, or for all columns of its span. `wide`: the field of `product`, as an
+    argument: None leaves code out. `compression`: compression ratio of the row before.
     """
     row, products, low, high, parts = extent
     if parts == 1:
@@ -115,10 +110,7 @@ def multiply_unsorted_row(
 
 @inlined
 def clear(table: Words) -> None:
-    """Empty a hash table.
-
-    `table`: (nslots,) uint64.
-    """
+    """Empty a hash table."""
     for slot in range(np.uintp(len(table))):
         table[slot] = 0
 
@@ -134,12 +126,9 @@ def table_bits(entries: np.uintp, most: int) -> Any:
 
 @inlined
 def hash_row(product: ProductArguments, row: int, table: Words, c: RowsOut, at: np.uintp) -> Any:
-    """Make one row by a hash table; return the next place in C.
+    """Make one row by a hash table; return the next place in C, which has room for all products.
 
     All products are written first, without a branch on their columns: the processor fetches rows of B meanwhile.
-
-    `product, row, c, at`: as for `multiply_unsorted_row`; there is room for all products.
-    `table`: (nslots,) uint64: as for `merge_columns`.
     """
     a, b, ring = product.a, product.b, product.ring
     end, zero = at, zero_of(c.data, ring)
@@ -155,14 +144,12 @@ def hash_row(product: ProductArguments, row: int, table: Words, c: RowsOut, at: 
 
 @tight
 def merge_columns(c: RowsOut, at: np.uintp, end: np.uintp, table: Words, ring: Semiring | None) -> Any:
-    """Add entries to the first of their column, and close the gaps; return the end of the entries that are left.
+    """Add entries ``[at, end)`` of C to the first of their column, and close the gaps; return the end of what is left.
 
-    A slot of the table holds the place of a column in C, counted from 1. It is empty if this place lies before the
-    row: what earlier rows left needs no clearing. Whether a column is new decides no branch, which the processor could
-    not foresee.
-
-    `at, end`: entries of C.
-    `table`: (nslots,) uint64: at least `LEAST_SLOTS` for each entry; those that are used are empty.
+    A slot of the table holds the place of a column in C, counted from 1. It is empty if this place lies before the row:
+    what earlier rows left needs no clearing. Whether a column is new decides no branch, which the processor could not
+    foresee.
+    Pre: the table has at least `LEAST_SLOTS` for each entry, and slots that are used are empty.
     """
     bits = table_bits(end - at, len(table))
     shift, last = np.uint64(64) - bits, (np.uintp(1) << bits) - np.uintp(1)
@@ -189,9 +176,6 @@ def accumulate_all(
     """Add a row's products to the window, and write their columns to C as they are met; return the columns' end.
 
     Each product writes its column: whether it is new decides no branch, which could not be foreseen.
-
-    `product, row, c, at`: as for `multiply_unsorted_row`.
-    `first`: the window's first column.
     """
     a, b, (totals, hits, _) = product.a, product.b, window
     end = at
@@ -210,10 +194,7 @@ def accumulate_all(
 def accumulate_repeats(
     product: ProductArguments, row: int, first: np.uintp, window: Window, c: RowsOut, at: np.uintp
 ) -> Any:
-    """Do as `accumulate_all`, with a branch: columns that are met again, as most are, write nothing but their total.
-
-    `product, row, first, window, c, at`: as for `accumulate_all`.
-    """
+    """Do as `accumulate_all`, with a branch: columns that are met again, as most are, write nothing but their total."""
     a, b, (totals, hits, _) = product.a, product.b, window
     end = at
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
@@ -230,12 +211,7 @@ def accumulate_repeats(
 
 @inlined
 def take_totals(window: Window, first: np.uintp, c: RowsOut, at: np.uintp, end: np.uintp, ring: Semiring | None) -> Any:
-    """Move the totals of a row's columns to C, and clear the window; return the end of the row.
-
-    `first`: the window's first column.
-    `c`: its columns are there.
-    `at, end`: places of the row in C.
-    """
+    """Move the totals of a row's columns, which are in C, to C, and clear the window; return the end of the row."""
     totals, hits, _ = window
     zero = zero_of(totals, ring)
     for place in range(at, end):

@@ -17,12 +17,7 @@ from spdist.kernels.semirings import Semiring
 def accumulate(
     product: ProductArguments, row: int, first: np.uintp, window: Window, forbidden: ForbiddenMask | None
 ) -> None:
-    """Add a row's products to the window; all of them must fall into it.
-
-    `row`: row of A.
-    `first`: the window's first column.
-    `forbidden`: A mask whose columns C is kept out of.
-    """
+    """Add a row's products to the window that begins at column `first`; all of them must fall into it."""
     a, b, (totals, hits, hits64) = product.a, product.b, window
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
         k, value = np.uintp(a.indices[p]), a.data[p]
@@ -40,10 +35,7 @@ def accumulate_strip(
     product: ProductArguments, row: int, first: np.uintp, end: np.uintp, window: Window,
     forbidden: ForbiddenMask | None,
 ) -> None:  # fmt: skip
-    """Add a row's products with columns in ``[first, end)`` to the window.
-
-    `product, row, first, window, forbidden`: as for `accumulate`.
-    """
+    """Add a row's products with columns in ``[first, end)`` to the window."""
     a, b, (totals, hits, hits64) = product.a, product.b, window
     for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
         k, value = np.uintp(a.indices[p]), a.data[p]
@@ -63,9 +55,6 @@ def gather(window: Window, first: np.uintp, columns: np.uintp, c: RowsOut, at: n
     """Move the window's entries to C from place `at` on, in order of columns, and clear it; return the next place.
 
     Places from the capacity on are counted, but all written to one spare entry.
-
-    `first, columns`: the window's first column, and number of its columns.
-    `at`: first place in C.
     """
     totals, hits, hits64 = window
     for t in range(np.uintp(0), (columns + np.uintp(63)) >> np.uintp(6), np.uintp(64)):

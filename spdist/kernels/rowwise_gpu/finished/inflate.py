@@ -9,35 +9,26 @@ from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import CSR
 
+FILE = "rowwise_gpu/finished/inflate.cu"
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return every kernel of the file for a choice of types: what may be compiled on first use.
 
-    `value, index, pointer`: C types of values, columns and offsets, such as ``"double"``, ``"int"``, ``"int"``.
-    Returns name expressions by file.
-
-    Examples
-    --------
-    >>> sources("float", "int", "int")
-    {'rowwise_gpu/finished/inflate.cu': ('inflate_rows<float,int>',)}
-    """
-    names = () if value.startswith("Complex") else (f"inflate_rows<{value},{pointer}>",)
-    return {"rowwise_gpu/finished/inflate.cu": names}
+def kernel_name(value: str, pointer: str) -> str:
+    """Return the name expression of the kernel for C types of values and offsets."""
+    return f"inflate_rows<{value},{pointer}>"
 
 
 def inflate(rows: CSR, power: float) -> float:
-    """Raise the values of each row to a power and scale the row to sum 1, in place.
+    """Raise the values of each row to a power and scale the row to sum 1, in place; rows without a positive value stay.
 
-    `rows`: on the GPU, of float32 or float64. Not negative; rows need not sum to 1 before. Rows without a positive
-    value stay.
-    Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are no rows.
+    Values are not negative. Returns the largest ``(max - sum of squares) * entries`` of a row as it was; 0 if there are
+    no rows.
     """
     import cupy
 
     if not rows.nrows:
         return 0.0
-    file, (name,) = next(iter(sources(c_type(rows.dtype), "", c_type(rows.indptr.dtype)).items()))
+    name = kernel_name(c_type(rows.dtype), c_type(rows.indptr.dtype))
     chaos = cupy.empty(rows.nrows, np.float64)
     args = rows.nrows, rows.indptr, rows.data, np.float64(power), chaos
-    module(file, (name,))(name, ceil_div(rows.nrows, GROUP_ROWS), 32 * GROUP_ROWS, args)
+    module(FILE, (name,))(name, ceil_div(rows.nrows, GROUP_ROWS), 32 * GROUP_ROWS, args)
     return float(chaos.max())

@@ -50,11 +50,7 @@ MOST_LANES = 32
 
 @inlined
 def is_blocked(block: int, row: int, nrows: int, indptr: IndexArray, indices: IndexArray) -> Any:
-    """Whether a row is one of `block` equal rows whose columns form aligned runs of `block`.
-
-    `block`: side of a block.
-    `indptr, indices`: the arrays of a `CSR`.
-    """
+    """Whether a row is one of `block` equal rows whose columns form aligned runs of `block`."""
     leader = row - row % block
     begin, lead = indptr[row], indptr[leader]
     length = indptr[row + 1] - begin
@@ -75,17 +71,14 @@ class SourceRows(NamedTuple):
 
     indptr: IndexArray
     indices: IndexArray
-    rows: IndexArray
-    """(npositions,) int32: row at each position; empty if positions are rows."""
+    rows: IndexArray  # (npositions,) int32: row at each position; empty if positions are rows
 
 
 class RowCursors(NamedTuple):
     """Positions of a reader in the rows of a chunk."""
 
-    next: Int64Array
-    """(lanes,): next entry of each row."""
-    end: Int64Array
-    """(lanes,): end of each row."""
+    next: Int64Array  # (lanes,): next entry of each row
+    end: Int64Array  # (lanes,): end of each row
 
 
 class ChunkShape(NamedTuple):
@@ -95,29 +88,20 @@ class ChunkShape(NamedTuple):
     block: int
     nrows: int
     value_bytes: int
-    allowed: int
-    """Bit 0 allows 16-bit offsets, bit 1 diagonals; see `sell.ALLOWED`."""
+    allowed: int  # bit 0 allows 16-bit offsets, bit 1 diagonals; see `sell.ALLOWED`
 
 
 class SharedLists(NamedTuple):
     """Chunks that share the list of their diagonals."""
 
-    owners: IndexArray
-    """(nchunks,) int32: chunk that owns the indices of each chunk; empty if each owns its indices."""
-    shared: bool
-    """Whether to write the chunks that share indices; their owners must have been written."""
-    differ: Int64Array
-    """(1,): set to 1 if the diagonals of a chunk are not the diagonals of its owner."""
+    owners: IndexArray  # (nchunks,) int32: chunk that owns the indices of each chunk; empty if each owns its indices
+    shared: bool  # whether to write the chunks that share indices; their owners must have been written
+    differ: Int64Array  # (1,): set to 1 if the diagonals of a chunk are not the diagonals of its owner
 
 
 @inlined
 def next_diagonal(count: int, first: int, indices: IndexArray, cursors: RowCursors) -> Any:
-    """Return the least diagonal that has the next entry of a row; `NO_DIAGONAL` if all rows have ended.
-
-    `count`: rows of the chunk.
-    `first`: its first row.
-    `indices`: (nnz,) int.
-    """
+    """Return the least diagonal with a next entry of rows from `first` on; `NO_DIAGONAL` if all rows have ended."""
     least = NO_DIAGONAL
     for r in range(count):
         if cursors.next[r] < cursors.end[r]:
@@ -127,11 +111,7 @@ def next_diagonal(count: int, first: int, indices: IndexArray, cursors: RowCurso
 
 @inlined
 def start_rows(first: int, count: int, source: SourceRows, cursors: RowCursors) -> None:
-    """Set the cursor of each of a chunk's rows to its first entry.
-
-    `first, count`: position of the first row, and number of rows.
-    `cursors`: receive the start and the end of each row.
-    """
+    """Set the cursor of each of a chunk's `count` rows, from position `first` on, to its first entry."""
     for r in range(count):
         row = row_at(first + r, source.rows)
         cursors.next[r], cursors.end[r] = source.indptr[row], source.indptr[row + 1]
@@ -139,12 +119,7 @@ def start_rows(first: int, count: int, source: SourceRows, cursors: RowCursors) 
 
 @inlined
 def hashed(number: np.uint64, diagonal: int, mask: int) -> Any:
-    """Return the hash of a list of diagonals with one more pair.
-
-    `number`: hash of the list.
-    `diagonal`: column less row.
-    `mask`: bit r is set if row r of the chunk has an entry on the diagonal.
-    """
+    """Return the hash of a list of diagonals with one more pair: a diagonal, column less row, and a mask of rows."""
     pair = np.uint64(mask << 32 | diagonal & 0xFFFFFFFF)
     number = (number ^ pair) * HASH_FACTOR
     return number ^ number >> np.uint64(32)
@@ -152,14 +127,9 @@ def hashed(number: np.uint64, diagonal: int, mask: int) -> Any:
 
 @inlined
 def count_diagonals(first: int, count: int, most: int, indices: IndexArray, cursors: RowCursors) -> Any:
-    """Count the diagonals of a chunk's rows, up to a limit, and hash their list.
+    """Count the diagonals of a chunk's rows, `most` at most, and hash their list; cursors move from `start_rows` on.
 
-    `first, count`: the chunk's rows.
-    `most`: stop after this many diagonals.
-    `indices`: (nnz,) int.
-    `cursors`: as `start_rows` sets them; they move.
-    Returns `found`: ``most + 1`` if there are more than `most`.
-    Returns `number`: hash of the list, not negative; -1 if there are more than `most`.
+    Returns the count, ``most + 1`` if there are more, and a hash that is not negative, or -1 if there are more.
     """
     number = np.uint64(0)
     for found in range(most + 1):
@@ -184,11 +154,7 @@ def diagonal_room(width: int) -> Any:
 def slot_span(slot: int, unit: int, threads: int, count: int, indices: IndexArray, cursors: RowCursors) -> Any:
     """Return the lowest and the highest block column of a slot; the lowest is `NO_DIAGONAL` if all rows have ended.
 
-    `unit`: side of a block; 1 for entries.
-    `threads`: lanes of a row.
-    `count`: rows of the chunk.
-    `indices`: (nnz,) int.
-    `cursors`: start and end of each row in `indices`.
+    `unit`: side of a block; 1 for entries. `threads`: lanes of a row. `count`: rows of the chunk.
     """
     low, high, step = NO_DIAGONAL, -1, threads * unit
     for r in range(count):
@@ -200,11 +166,7 @@ def slot_span(slot: int, unit: int, threads: int, count: int, indices: IndexArra
 
 @inlined
 def spans_fit(width: int, unit: int, threads: int, count: int, indices: IndexArray, cursors: RowCursors) -> Any:
-    """Whether 16-bit offsets from one base reach all columns of each slot.
-
-    `width`: slots of the chunk.
-    `unit, threads, count, indices, cursors`: as for `slot_span`.
-    """
+    """Whether 16-bit offsets from one base reach all columns of each of `width` slots."""
     for slot in range(width):
         low, high = slot_span(slot, unit, threads, count, indices, cursors)
         if high - low >= NARROW_PADDING:
@@ -217,12 +179,10 @@ def analyse(
     start: int, stop: int, shape: ChunkShape, source: SourceRows, chunks: Int64Array, sizes: Int64Array,
     cursors: RowCursors,
 ) -> None:  # fmt: skip
-    """Find the width and the kind of chunks ``[start, stop)``.
+    """Find the width and the kind of chunks ``[start, stop)``, and write them to `chunks`.
 
-    `chunks`: (nchunks, 4) int64: receives width and kind.
-    `sizes`: (4, nchunks) int64: receives the elements of each chunk in `values`, `wide` and `narrow`, and the hash of
-    its diagonals or -1.
-    `cursors`: scratch.
+    `sizes`: (4, nchunks): receives the elements of each chunk in `values`, `wide` and `narrow`, and the hash of its
+    diagonals or -1.
     """
     lanes, block, nrows, value_bytes, allowed = shape
     indptr, indices, rows = source
@@ -261,10 +221,8 @@ def fill_diagonals(
 ) -> Any:
     """Write a chunk of diagonals; return False if its list differs from the shared list at its place.
 
-    `indices, data`: the arrays of the `CSR`.
-    `out`: receives the values, and in `wide` a diagonal and a mask of lanes for each slot.
-    `shared`: whether another chunk has written the list: it is then compared, not written.
-    `cursors`: as `start_rows` sets them; they move.
+    `out`: receives the values, and in `wide` a diagonal and a mask of lanes for each slot. `shared`: whether another
+    chunk has written the list: it is then compared, not written. `cursors`: as `start_rows` sets them; they move.
     """
     first, count, lanes, wide = chunk.first, chunk.count, out.lanes, out.wide
     at, end = cursors
@@ -287,13 +245,7 @@ def fill_diagonals(
 
 @inlined
 def fill_bases(unit: int, chunk: Chunk, indices: IndexArray, bases: IndexArray, cursors: RowCursors) -> None:
-    """Write the base of each of a chunk's slots: its lowest block column.
-
-    `unit`: side of a block; 1 for entries.
-    `indices`: (nnz,) int.
-    `bases`: (n,) int32: A view of `narrow`.
-    `cursors`: start and end of each row in `indices`.
-    """
+    """Write the base of each of a chunk's slots: its lowest block column; blocks have `unit` rows and columns."""
     threads = 1 << chunk.log_threads
     for slot in range(chunk.width):
         bases[chunk.index // 2 + slot] = slot_span(slot, unit, threads, chunk.count, indices, cursors)[0]
@@ -304,13 +256,9 @@ def fill_entries(
     unit: int, chunk: Chunk, indices: IndexArray, data: ValueArray, out: SellArrays, columns: ColumnArrays,
     cursors: RowCursors,
 ) -> None:  # fmt: skip
-    """Write a chunk of entries, or of dense blocks.
+    """Write a chunk of entries, or of dense blocks; `unit` is the side of a block, 1 for entries.
 
-    `unit`: side of a block; 1 for entries.
-    `indices, data`: the arrays of the `CSR`.
-    `out`: receives the values.
     `columns`: receives columns or offsets; holds the bases of offsets.
-    `cursors`: start and end of each row in `indices`.
     """
     place, to, first, width, count = chunk.values, chunk.index, chunk.first, chunk.width, chunk.count
     (index, bases, padding), lanes, threads = columns, out.lanes, 1 << chunk.log_threads
@@ -334,12 +282,7 @@ def fill(
     start: int, stop: int, source: SourceRows, data: ValueArray, out: SellArrays, lists: SharedLists,
     cursors: RowCursors,
 ) -> None:  # fmt: skip
-    """Write values and indices of the chunks in ``[start, stop)`` that own their indices, or that share them.
-
-    `data`: (nnz,) array: values of the `CSR`.
-    `out`: its values, `wide` and `narrow` are written.
-    `cursors`: scratch.
-    """
+    """Write values and indices of the chunks in ``[start, stop)`` that own their indices, or that share them."""
     indices, chunks, owners = source.indices, out.chunks, lists.owners
     wide, narrow = ColumnArrays(out.wide, out.bases[:0], PADDING), ColumnArrays(out.narrow, out.bases, NARROW_PADDING)
     for at in range(start, stop):
@@ -450,12 +393,11 @@ class Builder:
 def share_lists(sizes: Int64Array) -> tuple[Any, Any]:
     """Find chunks whose lists of diagonals have equal hashes; `fill` compares the lists.
 
-    `sizes`: (4, nchunks) int64: elements of each chunk's values, of its indices in `wide` and in `narrow`; the hash of
-    its list, -1 for none.
-    Returns `owners`: (nchunks,) int32 or None: the first chunk with the same list; the chunk itself if it has none, or
-    if another list's hash took its place. None if few chunks have lists.
-    Returns `sizes`: (4, nchunks) int64: the sizes, with nothing in `wide` for chunks that share the list of another
-    chunk.
+    `sizes`: (4, nchunks): elements of each chunk's values, of its indices in `wide` and in `narrow`; the hash of its
+    list, -1 for none.
+    Returns (nchunks,) owners: the first chunk with the same list; the chunk itself if it has none, or if another list's
+    hash took its place; None if few chunks have lists. And the sizes, with nothing in `wide` for chunks that share
+    another chunk's list.
     """
     nchunks, hashes = sizes.shape[1], sizes[3]
     own, listed = np.arange(nchunks, dtype=np.int32), hashes >= 0

@@ -47,22 +47,8 @@ LARGE = 1 << 23
 """Nonzeros of a large matrix."""
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    names = [*placing(index, pointer), f"sell_copy<{value}, {value}, {index}>"]
-    names += [f"sell_analyse<{index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
-    names += [f"sell_fill<{value}, {value}, {index}, {pointer}, {b}>" for b in (1, *BLOCKS)]
-    return {FILE: tuple(names)}
-
-
 def placing(index: str, pointer: str) -> tuple[str, ...]:
-    """Return the name expressions of the kernels that read no values, which are small and compiled together.
-
-    `index, pointer`: C types of column indices and row offsets.
-    """
+    """Return the name expressions of the kernels that read no values, which are small and compiled together."""
     names = (f"sell_{step}<{pointer}>" for step in ("part", "sort", "keys"))
     return f"sell_survey<{index}, {pointer}>", *names, "sell_cut", "sell_starts"
 

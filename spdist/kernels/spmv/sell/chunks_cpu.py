@@ -18,21 +18,14 @@ BASES = constants.SELL_BASES
 class ColumnArrays(NamedTuple):
     """Columns of the chunks of one form."""
 
-    columns: IndexArray
-    """`Sell.wide` or `Sell.narrow`: columns, or their offsets from the bases."""
-    bases: IndexArray
-    """Base of each slot; empty if there are no offsets."""
-    padding: int
-    """Index of an unused slot."""
+    columns: IndexArray  # `Sell.wide` or `Sell.narrow`: columns, or their offsets from the bases
+    bases: IndexArray  # base of each slot; empty if there are no offsets
+    padding: int  # index of an unused slot
 
 
 @inlined
 def read_chunk(chunks: Int64Array, at: int) -> Any:
-    """Return one row of `Sell.chunks` as a `Chunk`.
-
-    `chunks`: (nchunks, 4) int64.
-    `at`: number of the chunk.
-    """
+    """Return one row of `Sell.chunks` as a `Chunk`."""
     code = chunks[at, 3] >> 32
     return Chunk(
         chunks[at, 0], chunks[at, 1], chunks[at, 2] & 0xFFFFFFFF, chunks[at, 2] >> 32,
@@ -42,29 +35,19 @@ def read_chunk(chunks: Int64Array, at: int) -> Any:
 
 @inlined
 def block_rows(lanes: int, block: int) -> Any:
-    """Return how many block rows `lanes` rows meet at most.
-
-    `lanes`: consecutive rows.
-    `block`: rows of a block.
-    """
+    """Return how many block rows `lanes` consecutive rows meet at most."""
     return lanes // block if lanes % block == 0 else lanes // block + 2
 
 
 @inlined
 def row_at(position: int, rows: IndexArray) -> Any:
-    """Return the row at a position; `rows` is empty if positions are rows.
-
-    `rows`: (npositions,) int32: row at each position; empty if positions are rows.
-    """
+    """Return the row at a position; `rows` is empty if positions are rows."""
     return np.int64(rows[position]) if len(rows) else position
 
 
 @inlined
 def round_up(a: int, b: int) -> Any:
-    """Return the least multiple of `b` that is at least `a`; a compiled twin of `rounding.round_up`.
-
-    `b`: above 0.
-    """
+    """Return the least multiple of `b`, above 0, that is at least `a`; a compiled twin of `rounding.round_up`."""
     return (a + b - 1) // b * b
 
 
@@ -76,10 +59,7 @@ def base_room(width: int) -> Any:
 
 @tight
 def entry_of(a: SellArrays, chunk: Chunk, lane: int, slot: int) -> Any:
-    """Return the first column of a lane's slot; -1 if the slot is padding.
-
-    `lane, slot`: place in the chunk.
-    """
+    """Return the first column of a lane's slot; -1 if the slot is padding."""
     to, first, kind, lanes, block = chunk.index, chunk.first, chunk.kind, a.lanes, a.block
     if kind == DIAGONAL:
         has = np.uint32(a.wide[to + 2 * slot + 1]) >> np.uint32(lane) & np.uint32(1)
@@ -96,10 +76,7 @@ def entry_of(a: SellArrays, chunk: Chunk, lane: int, slot: int) -> Any:
 
 @compiled
 def list_entries(a: SellArrays, out_rows: IndexArray, out_columns: IndexArray, out_values: ValueArray) -> Any:
-    """Write all entries of all chunks as triples; return how many there are.
-
-    `out_rows, out_columns, out_values`: (nvalues,) array: take row, column and value of each entry.
-    """
+    """Write all entries of all chunks as triples; return how many there are."""
     found = 0
     for at in range(len(a.chunks)):
         chunk = read_chunk(a.chunks, at)

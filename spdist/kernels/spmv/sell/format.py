@@ -59,22 +59,14 @@ WARPS_WANTED = 2048
 class Chunk(NamedTuple):
     """One row of `Sell.chunks`, unpacked."""
 
-    values: Any
-    """Place of its first slot in `Sell.values`."""
-    index: Any
-    """Place of its first slot in `Sell.wide` or `Sell.narrow`."""
-    first: Any
-    """Position of its first row."""
-    width: Any
-    """Slots."""
-    kind: Any
-    """A `ChunkKind`."""
-    log_threads: Any
-    """Logarithm, to base 2, of the lanes that share a row."""
-    count: Any
-    """Rows."""
-    full: Any
-    """Slots that no row leaves empty, up to `SELL_MOST_FULL`."""
+    values: Any  # place of its first slot in `Sell.values`
+    index: Any  # place of its first slot in `Sell.wide` or `Sell.narrow`
+    first: Any  # position of its first row
+    width: Any  # slots
+    kind: Any  # A `ChunkKind`
+    log_threads: Any  # logarithm, to base 2, of the lanes that share a row
+    count: Any  # rows
+    full: Any  # slots that no row leaves empty, up to `SELL_MOST_FULL`
 
 
 class SellArrays(NamedTuple):
@@ -86,17 +78,13 @@ class SellArrays(NamedTuple):
     values: Any
     wide: Any
     narrow: Any
-    bases: Any
-    """(n,) int32: a view of `narrow`, in which the bases of slots lie."""
-    rows: Any
-    """(npositions,) int32: row at each position; empty if positions are rows."""
+    bases: Any  # (n,) int32: a view of `narrow`, in which the bases of slots lie
+    rows: Any  # (npositions,) int32: row at each position; empty if positions are rows
 
 
 def new_chunks(first: Int64Array, counts: Int64Array, log_threads: int) -> Int64Array:
     """Return chunks whose first positions, rows and lanes of a row are set; the rest is zero.
 
-    `first, counts`: (nchunks,) int: position of each chunk's first row, and its rows.
-    `log_threads`: logarithm, to base 2, of the lanes of a row.
     Returns (nchunks, 4) int64: the 32 bytes of the `Chunk` in `sell.cuh`: place of values, place of indices, ``first |
     width << 32``, and in the upper half of the last word the code ``kind | log_threads << 4 | count << 8 | full <<
     16``.

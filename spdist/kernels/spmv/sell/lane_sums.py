@@ -29,43 +29,30 @@ COLUMNS_AHEAD = 128
 class SumsOut(NamedTuple):
     """Places to which the sums of a chunk's lanes are written."""
 
-    sums: ValueArray
-    """(lanes,): takes the sums if `place` is -1."""
-    y: ValueArray
-    """(nrows,): takes the sums otherwise, from `place` on."""
+    sums: ValueArray  # (lanes,): takes the sums if `place` is -1
+    y: ValueArray  # (nrows,): takes the sums otherwise, from `place` on
     place: int
 
 
 class EntrySlots(NamedTuple):
     """The slots of a chunk of entries."""
 
-    values: ValueArray
-    """Values of all chunks."""
-    at: np.uintp
-    """First value of this chunk."""
-    columns: IndexArray
-    """Columns of all chunks, or their offsets from the bases."""
-    to: np.uintp
-    """First column or offset of this chunk."""
-    bases: IndexArray
-    """Base of each slot; empty if there are no offsets."""
-    base_at: np.uintp
-    """First base of this chunk."""
+    values: ValueArray  # values of all chunks
+    at: np.uintp  # first value of this chunk
+    columns: IndexArray  # columns of all chunks, or their offsets from the bases
+    to: np.uintp  # first column or offset of this chunk
+    bases: IndexArray  # base of each slot; empty if there are no offsets
+    base_at: np.uintp  # first base of this chunk
 
 
 class DiagonalSlots(NamedTuple):
     """The slots of a chunk of diagonals."""
 
-    values: ValueArray
-    """Values of all chunks."""
-    at: np.uintp
-    """First value of this chunk."""
-    wide: IndexArray
-    """A diagonal and a mask of lanes for each slot of all chunks."""
-    to: np.uintp
-    """First diagonal of this chunk."""
-    first: np.uintp
-    """The chunk's first row."""
+    values: ValueArray  # values of all chunks
+    at: np.uintp  # first value of this chunk
+    wide: IndexArray  # A diagonal and a mask of lanes for each slot of all chunks
+    to: np.uintp  # first diagonal of this chunk
+    first: np.uintp  # the chunk's first row
 
 
 def _load(builder: ir.IRBuilder, array: Any, at: ir.Value, count: int) -> Any:
@@ -124,7 +111,7 @@ def _opened(context: Any, builder: ir.IRBuilder, kind: Any, value: ir.Value) -> 
 def _sum_loop(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value], products: Any) -> Any:
     """Build the sums over slots of products(slot), of `GROUP` lanes each in a vector register, and write them.
 
-    The first three arguments are a tuple as long as there are such groups, a `SumsOut`, and how many slots there are.
+    The first three arguments are a tuple as long as there are such groups, a `SumsOut`, and the number of slots.
     """
     opened = [_opened(context, builder, kind, arg) for kind, arg in zip(signature.args, args, strict=True)]
     (sums, y, place), slots = opened[1:3]
@@ -149,7 +136,6 @@ def sum_entries(
     """Write the sums of all lanes over the first slots of a chunk, which hold no padding.
 
     `groups`: as long as the chunk has groups of `GROUP` lanes.
-    `x`: (ncols,) float.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
@@ -188,10 +174,7 @@ def sum_entries(
 def sum_diagonals(
     typing: Any, groups: types.Type, out: types.Type, slots: types.Type, diagonals: types.Type, x: types.Type
 ) -> Any:
-    """Write the sums of all lanes over a chunk of diagonals; elements of x for lanes without an entry are not read.
-
-    `groups, out, slots, x`: as for `sum_entries`.
-    """
+    """Write the sums of all lanes over a chunk of diagonals; elements of x for lanes without an entry are not read."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Sequence[ir.Value]) -> Any:
         word = ir.IntType(64)

@@ -28,21 +28,10 @@ PIECES = 256
 
 
 def chunk_occupancy(lengths: DeviceArray, height: int, sigma: int = 1) -> float:
-    """Return beta, the share of places that hold entries, of chunks whose rows are sorted in windows of `sigma` rows.
+    """Return beta, the share of places that hold entries, of chunks of `height` rows sorted in windows of `sigma` rows.
 
-    `lengths`: (nrows,) int: entries of each row.
-    `height`: C, rows of a chunk.
-    `sigma`: rows of a window; 1 leaves rows where they are.
-    Returns in (0, 1]; 1 is no padding.
-
-    References
-    ----------
-    .. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems".
-
-    Examples
-    --------
-    >>> chunk_occupancy(np.array([4, 1, 4, 1]), 2), chunk_occupancy(np.array([4, 1, 4, 1]), 2, sigma=4)
-    (0.625, 1.0)
+    M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems". 1 is no
+    padding.
     """
     order = None if sigma <= 1 else sort_by_length(lengths, sigma)
     slots = _slots(lengths if order is None else lengths[order], height)
@@ -50,22 +39,10 @@ def chunk_occupancy(lengths: DeviceArray, height: int, sigma: int = 1) -> float:
 
 
 def code_balance(beta: float, alpha: float, row_nnz: float, *, value_bytes: int = 8, index_bytes: float = 4.0) -> float:
-    """Return the bytes that a product moves per floating-point operation.
+    """Return the bytes that a product moves per floating-point operation, y read and written; by the paper's model.
 
-    `beta`: chunk occupancy.
-    `alpha`: loads of x from memory per entry: ``1 / row_nnz`` if x is perfectly cached, 1 if nothing is cached.
-    `row_nnz`: mean entries of a row.
-    `value_bytes, index_bytes`: bytes of a value; of an index, per entry.
-    Returns bytes per operation, y read and written. Memory bandwidth over it bounds the speed.
-
-    References
-    ----------
-    .. [1] M. Kreutzer, G. Hager, G. Wellein, "A Unified Sparse Matrix Storage Format for Heterogeneous Systems".
-
-    Examples
-    --------
-    >>> code_balance(1.0, 1 / 8, 8.0)
-    7.5
+    Memory bandwidth over it bounds the speed. `alpha`: loads of x from memory per entry: ``1 / row_nnz`` if x is
+    perfectly cached, 1 if nothing is cached.
     """
     return ((value_bytes + index_bytes) / beta + value_bytes * alpha + 2 * value_bytes / row_nnz) / 2
 
@@ -78,12 +55,7 @@ def _slots(lengths: DeviceArray, height: int) -> int:
 
 
 def sort_by_length(lengths: DeviceArray, sigma: int) -> Any:
-    """Return the order with longer rows first in each window of `sigma` rows; rows of equal length keep their order.
-
-    `lengths`: (n,) int: entries of each row.
-    `sigma`: rows of a window.
-    Returns (n,) int: row at each position.
-    """
+    """Return the order with longer rows first in each window of `sigma` rows; rows of equal length keep their order."""
     xp = module_of(lengths)
     most = int(lengths.max()) if len(lengths) else 0
     key = most - lengths.astype(np.int64)
@@ -96,19 +68,16 @@ def sort_by_length(lengths: DeviceArray, sigma: int) -> Any:
 class Placement(NamedTuple):
     """The rows of each chunk."""
 
-    chunks: DeviceArray
-    """As `format.new_chunks` returns them."""
-    rows: DeviceArray | None
-    """Row at each position; None if positions are rows."""
+    chunks: DeviceArray  # as `format.new_chunks` returns them
+    rows: DeviceArray | None  # row at each position; None if positions are rows
     sigma: int
 
 
 def choose_window(slots: Callable[[int], int], entries: int, nrows: int, height: int, entry: int, row: int) -> int:
     """Return the rows of the sorting window that moves fewest bytes; a wider window must save clearly more.
 
-    `slots`: takes the rows of a window, returns the sum of the widths of all chunks if rows are sorted in such windows.
-    `entries, nrows, height`: of all rows; rows of a chunk.
-    `entry, row`: bytes of an entry and its index; of a row's number.
+    `slots`: returns the sum of the widths of all chunks if rows are sorted in windows of that many rows. `height`: rows
+    of a chunk. `entry, row`: bytes of an entry and its index; of a row's number.
     """
     best, least = 1, height * slots(1) * entry
     for window in (WINDOW, nrows):
@@ -125,10 +94,7 @@ def sort_groups(
 ) -> tuple[int, Any]:
     """Return sigma, chosen if it is "auto", and the order of the rows; groups of `block` rows stay together.
 
-    `lengths`: (nrows,) int.
-    `height`: rows of a chunk.
-    `entry_bytes`: bytes of a value and its index.
-    Returns `order`: (nrows,) int64 or None: none if rows keep their order.
+    The order is None if rows keep theirs. `height`: rows of a chunk. `entry_bytes`: bytes of a value and its index.
     """
     xp, leaders, height = module_of(lengths), lengths[: len(lengths) // block * block : block], max(height // block, 1)
 
@@ -158,8 +124,7 @@ def list_places(nchunks: int) -> int:
 def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray, IndexArray]:
     """Return the offsets of the rows that stay in CSR, the starts of their pieces, and the first piece of each row.
 
-    `counts`: (nlong,) int64: entries of each, on the host.
-    `nnz`: entries of the matrix.
+    `counts`: (nlong,): entries of each, on the host.
     """
     indptr, size = np.append(0, np.cumsum(counts)), max(PIECE, nnz // PIECES)
     row_pieces = np.append(0, np.cumsum(-(-counts // size)))
@@ -169,10 +134,6 @@ def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray,
 
 
 def no_long_rows(xp: ModuleType, dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    """Return the arrays of `Sell` that hold rows in CSR, for a matrix without such rows.
-
-    `xp`: NumPy or CuPy.
-    `dtype`: dtype of the stored values.
-    """
+    """Return the arrays of `Sell` that hold rows in CSR, for a matrix without such rows; `xp` is NumPy or CuPy."""
     empty, zero = xp.empty(0, np.int32), xp.zeros(1, np.int64)
     return empty, zero, empty, xp.empty(0, dtype), zero, zero.view(np.int32)[:1]

@@ -29,14 +29,7 @@ from spdist.kernels.spmv.sell.format import (
     SellArrays,
     value_places,
 )
-from spdist.kernels.spmv.sell.lane_sums import (
-    GROUP,
-    DiagonalSlots,
-    EntrySlots,
-    SumsOut,
-    sum_diagonals,
-    sum_entries,
-)
+from spdist.kernels.spmv.sell.lane_sums import GROUP, DiagonalSlots, EntrySlots, SumsOut, sum_diagonals, sum_entries
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype
 
@@ -44,8 +37,7 @@ from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dty
 class LongRows(NamedTuple):
     """The long rows of a `Sell`."""
 
-    pieces: Int64Array
-    """(npieces + 1,): where each piece starts."""
+    pieces: Int64Array  # (npieces + 1,): where each piece starts
     indices: IndexArray
     data: ValueArray
 
@@ -54,10 +46,7 @@ class LongRows(NamedTuple):
 def add_slots(total: Any, slots: int, step: np.uintp, first: EntrySlots, padding: int, x: ValueArray) -> Any:
     """Return `total` with the products of a lane's slots added, up to its first padding.
 
-    `slots, step`: most slots, and the elements from one to the next.
-    `first`: the lane's first slot.
-    `padding`: index of an unused slot.
-    `x`: (ncols,) array.
+    `slots, step`: most slots, and the elements from one to the next. `padding`: index of an unused slot.
     """
     values, at, index, to, bases, base_at = first
     base = np.uintp(0)
@@ -76,13 +65,7 @@ def add_slots(total: Any, slots: int, step: np.uintp, first: EntrySlots, padding
 
 @inlined
 def store(first: int, count: int, rows: IndexArray, sums: ValueArray, y: ValueArray) -> None:
-    """Write the sums of a chunk's lanes to their rows of y.
-
-    `first, count`: position of the first row, and number of rows.
-    `rows`: (npositions,) int32: row at each position; empty if positions are rows.
-    `sums`: (lanes,) float.
-    `y`: (nrows,) float.
-    """
+    """Write the sums of a chunk's lanes to their rows of y; `rows` is empty if positions are rows."""
     for i in range(count):
         y[np.uintp(rows[np.uintp(first + i)]) if len(rows) else np.uintp(first + i)] = sums[i]
 
@@ -91,10 +74,8 @@ def store(first: int, count: int, rows: IndexArray, sums: ValueArray, y: ValueAr
 def entry_chunk(
     groups: tuple[int, ...], chunk: Chunk, a: SellArrays, columns: ColumnArrays, x: ValueArray, out: SumsOut
 ) -> None:
-    """Multiply a chunk of entries, a lane a row.
+    """Multiply a chunk of entries, a lane a row; `groups` is as long as the chunk has groups of `GROUP` lanes.
 
-    `groups`: as long as the chunk has groups of `GROUP` lanes.
-    `x`: (ncols,) float.
     `out`: its place is -1 unless the chunk's rows are consecutive and fill all lanes.
     """
     index, bases, padding = columns
@@ -118,9 +99,7 @@ def multiply_chunks(
 ) -> None:
     """Multiply chunks ``[start, stop)`` of real numbers, a lane a row and without dense blocks, with one column of x.
 
-    `groups`: as long as a chunk has groups of `GROUP` lanes.
-    `x, y`: (ncols,), (nrows,) float.
-    `sums`: (lanes,) float: scratch.
+    `groups`: as long as a chunk has groups of `GROUP` lanes. `sums`: (lanes,): scratch.
     """
     wide, narrow = ColumnArrays(a.wide, a.bases[:0], PADDING), ColumnArrays(a.narrow, a.bases, NARROW_PADDING)
     for at in range(start, stop):
@@ -140,10 +119,7 @@ def multiply_chunks(
 
 @compiled
 def multiply_columns(start: int, stop: int, a: SellArrays, x: ValueArray, y: ValueArray) -> None:
-    """Add the products of chunks ``[start, stop)`` of any kind with all columns of x to y.
-
-    `x, y`: (ncols, k), (nrows, k).
-    """
+    """Add the products of chunks ``[start, stop)`` of any kind with all columns of x to y."""
     for at in range(start, stop):
         chunk = read_chunk(a.chunks, at)
         unit = a.block if chunk.kind in (BLOCK_WIDE, BLOCK_NARROW) else 1
@@ -163,11 +139,9 @@ def multiply_columns(start: int, stop: int, a: SellArrays, x: ValueArray, y: Val
 def multiply_pieces(
     start: int, stop: int, long: LongRows, x: ValueArray, partial: ValueArray, sums: ValueArray
 ) -> None:
-    """Sum pieces ``[start:stop)`` of long rows of real numbers, `GROUP` entries at a time.
+    """Sum pieces ``[start:stop)`` of long rows of real numbers, `GROUP` entries at a time, into `partial`, (npieces,).
 
-    `x`: (ncols,) float.
-    `partial`: (npieces,) float: receives the sum of each piece.
-    `sums`: (GROUP,) float: scratch.
+    `sums`: (GROUP,): scratch.
     """
     pieces, indices, data = long
     none = indices[:0]
@@ -188,11 +162,7 @@ def multiply_pieces(
 def multiply_piece_columns(
     zero: Any, start: int, stop: int, long: LongRows, x: ValueArray, partial: ValueArray
 ) -> None:
-    """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``.
-
-    `zero`: 0 in the dtype of x.
-    `x, partial`: (ncols, k), (npieces, k).
-    """
+    """Sum pieces ``[start:stop)`` of long rows into ``partial[piece, column]``; `zero` has the dtype of x."""
     pieces, indices, data = long
     for piece in range(start, stop):
         begin, end = pieces[piece], pieces[piece + 1]
@@ -210,18 +180,7 @@ def multiply_piece_columns(
 
 
 def multiply(a: Sell, x: ValueArray, out: ValueArray | None, threads: int) -> ValueArray:
-    """Return ``a @ x`` on the CPU.
-
-    Parameters
-    ----------
-    a : Sell
-    x : (ncols,) or (ncols, k)
-        C order, of the dtype in which products are summed.
-    out : (nrows,) or (nrows, k) or None
-        Array for the result.
-    threads : int
-        Most threads; small matrices take one.
-    """
+    """Return ``a @ x`` on the CPU, for x of shape (ncols,) or (ncols, k) in C order; small matrices take one thread."""
     y = np.zeros((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
     threads = threads_for(a.nnz * (x.shape[1] if x.ndim == 2 else 1), threads)
     plain = x.ndim == 1 and x.dtype.kind == "f" and a.lanes % GROUP == 0 and a.block == 1 and y.flags.c_contiguous

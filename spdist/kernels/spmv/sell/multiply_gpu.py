@@ -10,9 +10,8 @@ import numpy as np
 from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.csr import VECTORS
 from spdist.kernels.spmv.device_array import DeviceArray
-from spdist.kernels.spmv.sell.format import BLOCKS, Sell
+from spdist.kernels.spmv.sell.format import Sell
 
 FILE = "spmv/sell/multiply.cu"
 COLUMNS = (8, 4, 2, 1)
@@ -24,45 +23,17 @@ KEPT_SHARE = 1 / 6
 NULL = np.intp(0)
 
 
-def sources(value: str, index: str, pointer: str) -> dict[str, tuple[str, ...]]:
-    """Return the name expressions to compile from each .cu file.
-
-    `value, index, pointer`: C types of values, column indices and row offsets: ``"double"``, ``"int"``, ``"int"``.
-    """
-    vectors = VECTORS.get(value, (value,))
-    columns = [(k, False) for k in COLUMNS] + [(1, True)]
-    names = [multiply_name(value, vector, b, *k) for vector in vectors for b in (1, *BLOCKS) for k in columns]
-    names += [f"sell_long_rows<{vector}, {k}>" for vector in vectors for k in COLUMNS]
-    return {FILE: (*names, *(f"sell_gather<{vector}>" for vector in vectors))}
-
-
 def multiply_name(value: str, vector: str, block: int, columns: int, alone: bool) -> str:
-    """Return the name expression of a product's kernel.
+    """Return the name expression of a product's kernel for C types of stored values and of x.
 
-    `value, vector`: C types of stored values and of the elements of x.
-    `block`: side of the dense blocks; 1 for none.
-    `columns`: columns of x that a launch multiplies.
-    `alone`: whether x has no other columns.
-
-    Examples
-    --------
-    >>> multiply_name("float", "double", 1, 2, False)
-    'sell_multiply<float, double, 1, 2, false>'
+    `block`: side of the dense blocks; 1 for none. `columns`: columns of x that a launch multiplies. `alone`: whether x
+    has no other columns.
     """
     return f"sell_multiply<{value}, {vector}, {block}, {columns}, {str(alone).lower()}>"
 
 
 def multiply(a: Sell, x: Any, out: Any = None) -> Any:
-    """Return ``a @ x`` on the GPU.
-
-    Parameters
-    ----------
-    a : Sell
-    x : (ncols,) or (ncols, k)
-        C order, of the dtype in which products are summed.
-    out : (nrows,) or (nrows, k), optional
-        Array for the result.
-    """
+    """Return ``a @ x`` on the GPU, for x of shape (ncols,) or (ncols, k) in C order, of the dtype of the sums."""
     import cupy
 
     y = cupy.empty((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
@@ -109,11 +80,7 @@ def _launches(device: int, value: str, vector: str, block: int, columns: int, al
 
 
 def gather(x: DeviceArray, order: DeviceArray) -> Any:
-    """Return ``x[order]``.
-
-    `x`: (n,) or (n, k): on the GPU, C order.
-    `order`: (m,) int32: row of x for each row of the result.
-    """
+    """Return ``x[order]``, for x of shape (n,) or (n, k) in C order."""
     import cupy
 
     out = cupy.empty((len(order), *x.shape[1:]), x.dtype)

@@ -26,17 +26,13 @@ def build(
     index: Index = "auto", block: int | Literal["auto"] = "auto", dtype: npt.DTypeLike | None = None,
     threads: int = 1,
 ) -> Sell:  # fmt: skip
-    """Convert a matrix to SELL-C-sigma, on the device that holds its arrays.
+    """Convert a matrix to SELL-C-sigma, on the device that holds its arrays; duplicates count twice.
 
-    `a`: on the host or on the GPU; any order of entries, duplicates count twice.
-    `height`: C, rows of a SELL chunk; divides `lanes`. 0 lets spdist choose.
-    `lanes`: C times T; must be 32 for products on the GPU.
-    `sigma`: rows of the windows that are sorted by length; "auto" chooses the value that moves fewest bytes by the
-    model.
-    `index`: forms of column indices that SELL chunks may have: all, 16-bit offsets, or 32-bit columns only.
-    `block`: side of the dense blocks to detect; 1 for none, which "auto" means on the CPU.
-    `dtype`: dtype of the stored values; by default the dtype of `a`.
-    `threads`: on the host.
+    `height`: C, rows of a SELL chunk; divides `lanes`. 0 lets spdist choose. `lanes`: C times T; must be 32 for
+    products on the GPU. `sigma`: rows of the windows that are sorted by length; "auto" chooses the value that moves
+    fewest bytes by the model. `index`: forms of column indices that SELL chunks may have: all, 16-bit offsets, or
+    32-bit columns only. `block`: side of the dense blocks to detect; 1 for none, which "auto" means on the CPU.
+    `dtype`: of the stored values.
     Raises `MatrixError` if the matrix has 2**31 rows or columns.
     """
     if max(a.shape) > INT32_MAX:
@@ -58,11 +54,7 @@ def build(
 
 
 def long_rows(a: CSR, dtype: np.dtype[Any]) -> Sell:
-    """Return only the rows that stay in CSR, for formats that multiply the other rows themselves.
-
-    `dtype`: dtype of the stored values.
-    Returns without SELL chunks.
-    """
+    """Return only the rows that stay in CSR, without SELL chunks, for formats that multiply other rows themselves."""
     xp = module_of(a.data)
     none = (xp.empty((0, 4), np.int64), *(xp.empty(0, kind) for kind in (dtype, np.int32, np.uint16)))
     parts: tuple[Any, ...] = (*none, None, *_builder(a, LANES, 0, 1).long_rows(dtype))
@@ -81,18 +73,9 @@ def _builder(a: CSR, lanes: int, height: int, threads: int) -> Any:
 
 
 def multiply(a: Sell, x: DeviceArray, out: DeviceArray | None = None, *, threads: int = 1) -> Any:
-    """Return ``a @ x``.
+    """Return ``a @ x`` on the device of `a`, for x of shape (ncols,) or (ncols, k) in C order.
 
-    Parameters
-    ----------
-    a : Sell
-    x : (ncols,) or (ncols, k)
-        On the device of `a`, in C order, of the dtype in which products are summed: the dtype of `a`, or the wider one
-        of the same kind.
-    out : array, optional
-        Array for the result.
-    threads : int
-        On the host.
+    Products are summed in the dtype of x: the dtype of `a`, or the wider one of the same kind.
     """
     if is_on_gpu(a.values):
         from spdist.kernels.spmv.sell import multiply_gpu
