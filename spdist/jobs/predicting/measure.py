@@ -110,7 +110,7 @@ def measure_machine(
 
 
 def _with_products(machine: Machine, a: CSR) -> Machine:
-    """Add the rates of products and of entries of C, from a product that sums up most products and one that does not."""
+    """Add the rates of products and of entries of C, from products with many and with few products an entry of C."""
     rng = np.random.default_rng(0)
     n, length = SCATTERED_ROWS, SCATTERED_LENGTH
     columns = np.sort(rng.integers(0, n // length, (n, length)) * length + np.arange(length), axis=1).astype(np.int32)
