@@ -18,7 +18,7 @@ import record
 import scheduling
 from distributed import LocalCluster, as_completed
 
-from spdist.scheduler.execution.clients import cluster, local_cluster
+from spdist.scheduler.executors.clients import cluster, local_cluster
 
 TASKS = 1000
 WITH_KEYS = local_cluster.local_cluster

@@ -27,7 +27,7 @@ import record
 import spdist
 from spdist.jobs import by_rows
 from spdist.scheduler.execution import journal
-from spdist.scheduler.execution.supervision import handshake, monitor, supervisor
+from spdist.scheduler.executors.supervision import handshake, monitor, supervisor
 from spdist.storage import chunked_array, groups, lock, matrix, notes
 from spdist.stores.local import LocalLocation
 
@@ -43,7 +43,8 @@ PIECES: dict[str, list[tuple[Any, str]]] = {
     "seal of C": [(groups, "write_table"), (groups, "_document_digest"), (groups, "_attributes_digest")],
     "syncing": [(notes, "sync_metadata"), (LocalLocation, "sync_disk")],
     "lock and its heartbeat": [
-        *((lock.TargetLock, name) for name in ("acquire", "check", "release", "_beat")), (LocalLocation, "recover"),
+        *((lock.TargetLock, name) for name in ("acquire", "check", "release", "_heartbeat")),
+        (LocalLocation, "recover"),
     ],
     "remains of dead runs": [(by_rows, "remove_useless_remains"), (notes, "remove_remains")],
     "handshake": [(supervisor.Supervisor, "check"), (handshake.Handshake, "admit")],

@@ -36,7 +36,7 @@ from distributed import Client
 import spdist
 from spdist.foundation.cpus import count_cpus
 from spdist.scheduler.clusters.security import remembered
-from spdist.scheduler.execution.clients import local_cluster
+from spdist.scheduler.executors.clients import local_cluster
 from spdist.stores.registry import at
 
 REPEATS = 2

@@ -21,17 +21,17 @@ from distributed import Worker, WorkerPlugin
 
 import spdist
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.clients.cluster import connect
 from spdist.scheduler.execution.driver import ProductDriver
 from spdist.scheduler.execution.journal import Journal, WrittenChunks
-from spdist.scheduler.execution.plugins import installed, peak_memory
 from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, JobSpec
 from spdist.scheduler.execution.stages import CommitTarget
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.execution.worker import WorkerContext
 from spdist.scheduler.execution.worker_process import resident_memory
+from spdist.scheduler.executors.clients.cluster import connect
 from spdist.scheduler.executors.dask import DaskExecutor
-from spdist.scheduler.planner.plan import Block, Operand, Plan
+from spdist.scheduler.executors.plugins import installed, peak_memory
+from spdist.scheduler.planner.plan import Block, Plan, PlannedOperand
 from spdist.storage.checksums import Checksums
 from spdist.storage.groups import begin
 from spdist.storage.writer import Layout
@@ -80,10 +80,10 @@ class NothingWritten(WrittenChunks):
 
 def plan_of(blocks: int) -> Plan:
     """Return a plan of one row a block."""
-    operand = Operand((blocks, 8), blocks * ENTRIES, 8, 1 << 16)
+    operand = PlannedOperand((blocks, 8), blocks * ENTRIES, 8, 1 << 16)
     cut = tuple(Block(i, i + 1, False, ENTRIES, ENTRIES, ENTRIES, 64, 0, 64) for i in range(blocks))
     return Plan(
-        operand, replace(operand, shape=(8, 8)), operand, "empty", 1 << 25, 0, PAIRS, True, 1 << 12,
+        operand, replace(operand, shape=(8, 8)), operand, "scipy", 1 << 25, 0, PAIRS, True, 1 << 12,
         (0, 8), (0, 8), cut, blocks * ENTRIES,
     )  # fmt: skip
 

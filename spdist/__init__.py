@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from spdist.matrices import hooks
+from spdist.matrices import late_bindings
 
 if TYPE_CHECKING:
     from spdist.api.chain import multi_matmul
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spdist.inmemory.spgemm import spgemm
     from spdist.interop.dask_arrays import from_dask, to_dask
     from spdist.jobs.report import Callbacks, Report
+    from spdist.kernels.engine import engine_names
     from spdist.kernels.product_spec import Epilogue
     from spdist.kernels.semirings import Semiring
     from spdist.matrices import vbr
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from spdist.operators.prepare import sell_operator as sell
     from spdist.operators.solvers import Solution, conjugate_gradient
     from spdist.scheduler.clusters.security import cluster_security
-    from spdist.scheduler.execution.clients.cluster import workers
+    from spdist.scheduler.executors.clients.cluster import workers
     from spdist.shown import without_secrets
     from spdist.storage.generators import generate
     from spdist.storage.import_export import export_matrix, import_matrix
@@ -84,6 +85,7 @@ _HOME = {
         "spdist.errors",
     ),
     "BSR": "spdist.matrices.bsr",
+    "engine_names": "spdist.kernels.engine",
     "Epilogue": "spdist.kernels.product_spec",
     "multi_matmul": "spdist.api.chain",
     "Semiring": "spdist.kernels.semirings",
@@ -101,14 +103,14 @@ _HOME = {
     "open_vbr": "spdist.storage.vbr",
     "cluster_security": "spdist.scheduler.clusters.security",
     "without_secrets": "spdist.shown",
-    "workers": "spdist.scheduler.execution.clients.cluster",
+    "workers": "spdist.scheduler.executors.clients.cluster",
 }
 
-hooks.register("save_vbr", "spdist.storage.vbr")
+late_bindings.register("save_vbr", "spdist.storage.vbr")
 for _name in ("to_scipy", "select", "multiply", "multiply_transposed"):
-    hooks.register(_name, "spdist.interop.rows")
-hooks.register("to_dask", "spdist.interop.dask_arrays")
-hooks.register("compiled_scan", "spdist.kernels.cpu.pattern_scan")
+    late_bindings.register(_name, "spdist.interop.rows")
+late_bindings.register("to_dask", "spdist.interop.dask_arrays")
+late_bindings.register("compiled_scan", "spdist.kernels.cpu.pattern_scan")
 
 _NAME_AT_HOME = {"ehyb": "ehyb_operator", "open": "open_matrix", "sell": "sell_operator"}
 
@@ -137,6 +139,7 @@ __all__ = [
     "conjugate_gradient",
     "cooccurrence",
     "ehyb",
+    "engine_names",
     "ewise_add",
     "ewise_mult",
     "export_matrix",

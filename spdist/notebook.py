@@ -44,7 +44,7 @@ def shown(callbacks: Callbacks | None) -> Iterator[Callbacks]:
     try:
         yield Callbacks(
             resumed=bar.resumed, planned=bar.planned, started=bar.started, progress=bar.moved, verifying=bar.verifying,
-            heard=bar.heard,
+            on_message=bar.on_message,
         )  # fmt: skip
     finally:
         bar.close()
@@ -74,7 +74,7 @@ class NotebookBar:
         """Show the link to the dashboard."""
         self._add(f'<a href="{escape(link)}" target="_blank">dashboard</a>')
 
-    def heard(self, message: dict[str, Any]) -> None:
+    def on_message(self, message: dict[str, Any]) -> None:
         """Store the expected duration of the run."""
         if message["what"] == "start":
             self._pace = Pace(time.monotonic(), message["content"]["expected"])
@@ -83,7 +83,7 @@ class NotebookBar:
         """Move the bar to the products that are done."""
         clock = time.monotonic()
         self._pace.add(clock, now.multiplied, now.written, now.work)
-        left = self._pace.left(clock)
+        left = self._pace.estimate_time_left(clock)
         text = f"{now.blocks:,}/{counted(now.blocks_total, 'block')}, {now.nnz:.2e} entries"
         self._move(now.products, now.products_total, text + (f", {left.in_words}" if left else ""))
 

@@ -9,6 +9,7 @@ functions below the API pass the values on whole.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -457,6 +458,12 @@ def select(keywords: Mapping[str, object], kind: type[One]) -> One:
     return kind(**{name: value for name, value in keywords.items() if name in kind.__annotations__})
 
 
+@functools.lru_cache(maxsize=64)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function; kept, since a small product takes little longer than this question."""
+    return inspect.signature(function).parameters
+
+
 @overload
 def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /) -> tuple[()]: ...
 @overload
@@ -492,7 +499,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
         ...
     TypeError: store() got an unexpected keyword argument 'overwirte'; did you mean 'overwrite'?
     """
-    known = inspect.signature(function).parameters
+    known = _parameters(function)
     for name in keywords:
         if name not in known:
             wanted = COMMAND_LINE_NAMES.get(name, "")
@@ -500,5 +507,5 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
     return tuple(
-        kind(**{name: keywords[name] for name in kind.__dataclass_fields__ if name in keywords}) for kind in kinds
+        kind(**{name: value for name, value in keywords.items() if name in kind.__dataclass_fields__}) for kind in kinds
     )

@@ -141,7 +141,7 @@ def scheduler():
     import dask
     from distributed import LocalCluster
 
-    from spdist.scheduler.execution.clients.local_cluster import SETTINGS
+    from spdist.scheduler.executors.clients.local_cluster import SETTINGS
 
     with (
         dask.config.set(SETTINGS),

@@ -56,9 +56,9 @@ def test_the_time_left_begins_with_what_was_expected(monkeypatch):
     monkeypatch.setattr(console, "_console", lambda stderr: shown)
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=iter([50.0, 60.0]).__next__))
     with console.RunDisplay(quiet=False) as display:
-        display.callbacks.heard({"what": "start", "content": {"expected": 100.0}})
+        display.callbacks.on_message({"what": "start", "content": {"expected": 100.0}})
         display.callbacks.progress(Progress(1, 8, 10, 80, 99, multiplied=10, work=80))
-        display.callbacks.heard({"what": "progress", "content": {}})
+        display.callbacks.on_message({"what": "progress", "content": {}})
     assert "88 s left (" in screen.getvalue()
 
 

@@ -31,7 +31,7 @@ from spdist.api import products
 from spdist.cli import console
 from spdist.errors import one_line
 from spdist.foundation.display import Table, as_text
-from spdist.scheduler.execution.clients.cluster import connect
+from spdist.scheduler.executors.clients.cluster import connect
 from spdist.storage.groups import read_facts
 from tests.conftest import WORKFLOWS, load_workflow, random_matrix
 

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -168,11 +168,27 @@ def grid_of(value: Any) -> tuple[int, int, int]:
 def choice_of(noun: str, call: str) -> Callable[[object], str]:
     """Return a reader that accepts the words that a call of spdist takes for the keyword `noun`."""
 
-    def read(value: object) -> str:
+    def words_of_call() -> Sequence[str]:
         import spdist
 
         parameter = inspect.signature(getattr(spdist, call), eval_str=True).parameters[noun]
-        choices = typing.get_args(parameter.annotation)
+        return typing.get_args(parameter.annotation)
+
+    return one_of(noun, words_of_call)
+
+
+def engines() -> Sequence[str]:
+    """Return the names of spdist's engines."""
+    import spdist
+
+    return spdist.engine_names()
+
+
+def one_of(noun: str, list_words: Callable[[], Sequence[str]]) -> Callable[[object], str]:
+    """Return a reader that accepts the listed words; errors call them by `noun`."""
+
+    def read(value: object) -> str:
+        choices = list_words()
         if value not in choices:
             words = " or ".join(choices) if len(choices) == 2 else f"one of {', '.join(choices)}"
             raise ValueError(f"is no {noun}; write {words}")
@@ -237,7 +253,7 @@ class Job:
 class ProductJob(Job):
     """The keys of a job that multiplies stored matrices."""
 
-    engine: Any = key(choice_of("engine", "multiply"), "auto")
+    engine: Any = key(one_of("engine", engines), "auto")
     host_limit: int | str | None = None  # bytes of host memory for each GPU
 
     def where(self) -> dict[str, Any]:

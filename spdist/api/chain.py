@@ -139,7 +139,7 @@ def multiply_chain(
     check_target(target, overwrite=output.overwrite or output.resume)
     with hold_target(target, steal=output.steal) as lock:
         for first, last in list(parts_of(chain.order))[:-1]:
-            lock.adopt(_place_of_part(target, first, last))
+            lock.keep(_place_of_part(target, first, last))
         return _multiply_stored(chain.order, stored, target, execution, output)
 
 

@@ -72,7 +72,7 @@ def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
     if count is None or engine.mixes:
         yield where
         return
-    from spdist.scheduler.execution.clients.cluster import workers
+    from spdist.scheduler.executors.clients.cluster import workers
 
     with workers(count, engine=engine.name) as scheduler:
         kept: WhereKeywords = {**where, "workers": None, "scheduler": scheduler}

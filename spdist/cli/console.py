@@ -115,7 +115,7 @@ class RunDisplay:
         if not quiet:
             self.bar = _bar(tells_left=True)
             shown = self._resumed, self._planned, self._started, self._moved, self._verifying
-            self.callbacks = Callbacks(*shown, heard=self._heard, connecting=_silence_dask)
+            self.callbacks = Callbacks(*shown, on_message=self._on_message, connecting=_silence_dask)
 
     def __enter__(self) -> RunDisplay:
         if not self.quiet:
@@ -142,7 +142,7 @@ class RunDisplay:
     def _started(self, link: str) -> None:
         print_parts([f"dashboard: {link}"], self.bar.console)
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         if message["what"] == "start":
             self.pace = Pace(time.monotonic(), message["content"]["expected"])
 
@@ -154,7 +154,7 @@ class RunDisplay:
         elapsed = clock - self.pace.begun
         rate = f"{now.nnz / elapsed / 1e6:.1f} M/s" if elapsed > 0 else ""
         text = f"{now.blocks:,}/{counted(now.blocks_total, 'block')}, {now.nnz:.2e} {self.entries}, {rate}"
-        left = self.pace.left(clock)
+        left = self.pace.estimate_time_left(clock)
         said, total = "" if left is None else left.in_words, max(now.products_total, 1)
         self.bar.update(self.task, completed=now.products, total=total, rate=text, left=said)
 

@@ -5,9 +5,13 @@ They are recognised by the modules of their classes, so that none of these packa
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from spdist.errors import MatrixError
+
+DATA_FRAME = "scipy.sparse.csr_array(df.to_numpy())"
+"""Call that makes a matrix of a data frame of dense columns."""
 
 MAKERS: dict[tuple[str, str], str] = {
     ("networkx", "Graph"): "nx.to_scipy_sparse_array(G)",
@@ -16,8 +20,8 @@ MAKERS: dict[tuple[str, str], str] = {
     ("graph_tool", "Graph"): "scipy.sparse.csr_array(graph_tool.spectral.adjacency(g))",
     ("anndata", "AnnData"): "adata.X, or a matrix of adata.layers or adata.obsp,",
     ("anndata", "Raw"): "adata.raw.X",
-    ("pandas", "DataFrame"): "scipy.sparse.csr_array(df.to_numpy())",
-    ("polars", "DataFrame"): "scipy.sparse.csr_array(df.to_numpy())",
+    ("pandas", "DataFrame"): DATA_FRAME,
+    ("polars", "DataFrame"): DATA_FRAME,
     ("numpy", "ndarray"): "scipy.sparse.csr_array(x)",
     ("builtins", "list"): "scipy.sparse.csr_array(x)",
     ("sparse", "SparseArray"): "x.to_scipy_sparse()",
@@ -38,10 +42,14 @@ def maker_of(thing: object) -> str:
     >>> maker_of([[1, 2]]), maker_of("A.zarr")
     ('scipy.sparse.csr_array(x)', '')
     """
-    for kind in type(thing).__mro__:
-        if maker := MAKERS.get((kind.__module__.partition(".")[0], kind.__name__)):
-            return SPARSE_FRAME if kind.__module__.startswith("pandas.") and _is_sparse(thing) else maker
-    return ""
+    maker = _maker_of_bases(type(thing).__mro__)
+    return SPARSE_FRAME if maker == DATA_FRAME and _is_sparse(thing) else maker
+
+
+@functools.lru_cache(maxsize=64)
+def _maker_of_bases(bases: tuple[type, ...]) -> str:
+    names = ((base.__module__.partition(".")[0], base.__name__) for base in bases)
+    return next((MAKERS[name] for name in names if name in MAKERS), "")
 
 
 def _is_sparse(frame: Any) -> bool:

@@ -5,7 +5,6 @@ Nothing here imports CuPy before there is a matrix of CuPy's.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Callable
@@ -91,9 +90,10 @@ def to_cupyx(m: CSR) -> Any:
     if data.dtype.kind in "iu":
         log.info("CuPy has no sparse matrices of %s: C is float64", data.dtype)
         data = data.astype(np.float64)
-    out = copy.copy(_empty_cupyx(m.shape, data.dtype))
-    out.data, out.indptr = data, m.indptr
-    out.indices = m.indices.astype(m.indptr.dtype, copy=False)
+    empty = _empty_cupyx(m.shape, data.dtype)
+    out = object.__new__(type(empty))
+    indices = m.indices.astype(m.indptr.dtype, copy=False)
+    out.__dict__.update(empty.__dict__, data=data, indptr=m.indptr, indices=indices)
     return out
 
 

@@ -203,7 +203,10 @@ def spec_of(product: ProductOptions, *, on_gpu: bool = False) -> ProductSpec:
         if not hasattr(mask, "tocsr"):
             raise InputError(f"mask={mask!r} is no sparse matrix: where operands are in memory it is SciPy's or CuPy's")
         mask = from_scipy(mask.astype(np.bool_))
-    return replace(product.row_spec(), mask=mask, complement=product.complement)
+    spec = product.row_spec()
+    if mask is None and not product.complement:
+        return spec
+    return replace(spec, mask=mask, complement=product.complement)
 
 
 def _multiply_vbr(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> VBR:

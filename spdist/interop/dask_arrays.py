@@ -36,7 +36,7 @@ def from_hdf5(x: Any) -> Any:
     """Return what a backed AnnData keeps in HDF5 as a Dask array that reads it lazily; anything else as it is.
 
     `x`: for instance ``anndata.read_h5ad(..., backed="r").X``.
-    Returns the file stays open as long as AnnData holds it.
+    The file stays open as long as AnnData holds it.
     """
     group = getattr(x, "group", None)
     if type(group).__module__.split(".")[0] != "h5py":

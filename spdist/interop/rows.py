@@ -37,9 +37,6 @@ def to_scipy(matrix: StoredMatrix) -> Any:
 def select(matrix: StoredMatrix, key: Any) -> Any:
     """Return some rows and columns in memory; `StoredMatrix.__getitem__` describes it.
 
-    `matrix`: not of dense blocks.
-    `key`: rows, and columns.
-    Returns or what SciPy returns for this key.
     Raises `InputError` if it is stored in dense blocks.
     Raises `IndexError` if a row is out of range.
     """
@@ -117,21 +114,10 @@ def _as_array(matrix: StoredMatrix, start: int, stop: int) -> Any:
 def multiply(matrix: StoredMatrix, x: Any) -> Any:
     """Return ``matrix @ x`` for a dense vector or matrix; `StoredMatrix.__matmul__` describes it.
 
-    Parameters
-    ----------
-    matrix : StoredMatrix
-    x : (ncols,) or (ncols, k)
-
-    Returns
-    -------
-    (nrows,) or (nrows, k) array
-
-    Raises
-    ------
-    InputError
-        If `x` is a sparse matrix.
-    MatrixError
-        If the shapes do not fit.
+    `x`: (ncols,) or (ncols, k).
+    Returns (nrows,) or (nrows, k) array.
+    Raises `InputError` if `x` is a sparse matrix.
+    Raises `MatrixError` if the shapes do not fit.
     """
     vector, out = _dense(x, matrix, axis=1)
     for rows, part in _row_parts(matrix):

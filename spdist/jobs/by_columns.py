@@ -11,7 +11,7 @@ from spdist.foundation import phases
 from spdist.jobs.by_rows import multiply_by_rows, open_finished, other_product, product_facts
 from spdist.jobs.check import verified
 from spdist.jobs.report import Report
-from spdist.jobs.request import Request
+from spdist.jobs.request import ProductRequest
 from spdist.jobs.target import Facts, check_target, replacement_path
 from spdist.kernels.semirings import transposed
 from spdist.storage import groups
@@ -26,7 +26,7 @@ from spdist.stores.registry import at
 logger = logging.getLogger("spdist")
 
 
-def multiply_by_columns(request: Request) -> Report:
+def multiply_by_columns(request: ProductRequest) -> Report:
     """Make C by columns; the transpose of C stays if the run fails, to be resumed.
 
     Returns its grid is C's: row and column blocks of the transpose are swapped back.
@@ -63,7 +63,7 @@ def multiply_by_columns(request: Request) -> Report:
     return replace(report, grid=dict(zip(report.grid, reversed(report.grid.values()), strict=True)))
 
 
-def _transposed_request(request: Request, place: str, stack: contextlib.ExitStack) -> Request:
+def _transposed_request(request: ProductRequest, place: str, stack: contextlib.ExitStack) -> ProductRequest:
     """Return the request for the transpose of C at `place`; the stack removes the transposed copies."""
     swapped = replace(
         request,
@@ -107,7 +107,7 @@ def _place_of_transpose(held: TargetLock, *, resume: bool, overwrite: bool) -> t
     own, other = (f"{place}.spdist-columns" for place in (target, replacement_path(target)))
     replaces = at(other).exists() if resume else overwrite and at(target).exists()
     if resume:
-        held.adopt(other if replaces else own)
+        held.keep(other if replaces else own)
     remove_remains(target)
     return (other if replaces else own), replaces
 

@@ -16,7 +16,7 @@ from spdist.jobs.check import verified
 from spdist.jobs.planning import PlanSource, request_of
 from spdist.jobs.predicting.run_time import expectation
 from spdist.jobs.report import Callbacks, Report, recorder, run_callbacks
-from spdist.jobs.request import Request
+from spdist.jobs.request import ProductRequest
 from spdist.jobs.starting.start import ready_to_run
 from spdist.jobs.status import durable_part
 from spdist.jobs.target import (
@@ -53,7 +53,7 @@ logger = logging.getLogger("spdist")
 
 
 @dataclass(frozen=True)
-class Job:
+class StoredProductJob:
     """A product that is about to run."""
 
     planning: PlanSource  # where the plan comes from
@@ -130,7 +130,7 @@ def put_in_place(place: str, target: str) -> None:
         replace_target(place, target)
 
 
-def multiply_by_rows(request: Request, begin: float) -> Report:
+def multiply_by_rows(request: ProductRequest, begin: float) -> Report:
     """Make C by rows.
 
     `begin`: seconds of `time.perf_counter` at which the call began.
@@ -146,7 +146,7 @@ def multiply_by_rows(request: Request, begin: float) -> Report:
         return _multiply_held(request, begin)
 
 
-def _multiply_held(request: Request, begin: float) -> Report:
+def _multiply_held(request: ProductRequest, begin: float) -> Report:
     """Make C by rows; the target is held."""
     with request.transposed() as ready:
         job = prepare(ready)
@@ -156,7 +156,7 @@ def _multiply_held(request: Request, begin: float) -> Report:
         return verified(report, (ready.a, ready.b, open_matrix(ready.target)), ready.spec, ready.callbacks)
 
 
-def _run(job: Job, request: Request, begin: float) -> Report:
+def _run(job: StoredProductJob, request: ProductRequest, begin: float) -> Report:
     """Run a job and report on it."""
     if job.planning.request.on_gpu and request.execution.scheduler is None:
         worker_process.count_gpus()  # refuses before a plan is made
@@ -184,7 +184,7 @@ def _run(job: Job, request: Request, begin: float) -> Report:
 # -- prepare -----------------------------------------------------------------------------------------------------------
 
 
-def prepare(request: Request) -> Job | Report:
+def prepare(request: ProductRequest) -> StoredProductJob | Report:
     """Check the request before work starts; return the job, or the report of a C that is finished already.
 
     Raises `InputError` if the request cannot be met; nothing has been written.
@@ -202,17 +202,17 @@ def prepare(request: Request) -> Job | Report:
     find_engine(execution.engine).check_values(spec.dtype(a, b))
     planning = replace(request_of(a, b, spec, execution), to_objects=at(request.target).transfers_chunks)
     check_target(request.target, overwrite=request.output.overwrite)
-    return Job(PlanSource(planning), request.target, "", request.output.overwrite, facts, _names(request))
+    return StoredProductJob(PlanSource(planning), request.target, "", request.output.overwrite, facts, _names(request))
 
 
-def _names(request: Request) -> AxisNames:
+def _names(request: ProductRequest) -> AxisNames:
     """Return the names of C; they are read once, since C is to be made before they are copied."""
     names = names_for(request.target, request.names)
     names.check()
     return names
 
 
-def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job | Report | None:
+def _continue(request: ProductRequest, facts: Facts, place: str, earlier: Facts) -> StoredProductJob | Report | None:
     """Return the job that continues an earlier product, or the report of a finished one.
 
     None if the earlier run ended before it stored a plan, and there is no older C; its remains are removed.
@@ -241,7 +241,7 @@ def _continue(request: Request, facts: Facts, place: str, earlier: Facts) -> Job
         plan = plan.through_gpu(parse_bytes(execution.memory_limit))
     _check_still_fits(plan, place, execution)
     planning = PlanRequest(request.a, request.b, plan.engine, plan.memory_limit, plan.host_limit, spec=request.spec)
-    return Job(PlanSource(planning, plan), request.target, place, False, facts, _names(request))
+    return StoredProductJob(PlanSource(planning, plan), request.target, place, False, facts, _names(request))
 
 
 def _complete_replacement(place: str, target: str) -> None:

@@ -62,7 +62,7 @@ def verify(
             f"{c.url} was computed by columns, with axis=0, but this check recomputes rows: verify it by the call that "
             f"computed it, with --axis 0 --resume --verify (resume=True, check=True), which computes nothing again"
         )
-    if c.ours:
+    if c.is_known_canonical:
         c.fingerprint()  # a Zarr chunk that is damaged is named before any product is made
     flags = product.transpose_a, product.transpose_b
     with _transposed((open_operand(operands[0]), open_operand(operands[1])), flags, c) as (a, b):

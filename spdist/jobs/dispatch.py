@@ -90,7 +90,7 @@ def _multiply_dask_arrays(
     execution: ExecutionOptions,
     output: OutputOptions,
 ) -> Any:
-    """Multiply operands of which some are Dask arrays: these are stored next to `out` while the product runs."""
+    """Multiply operands that may be Dask arrays: such are stored next to `out` while the product runs."""
     if out is None:
         raise InputError("the product of Dask arrays is stored: say where, with out='C.zarr'")
     target = normalise(out)

@@ -10,16 +10,16 @@ from spdist.foundation import phases
 from spdist.jobs.by_columns import multiply_by_columns
 from spdist.jobs.by_rows import multiply_by_rows
 from spdist.jobs.operands import MatrixLike, open_factors, resolved, stored_spec
-from spdist.jobs.predicting.machine import learn
+from spdist.jobs.predicting.machine import record_waits
 from spdist.jobs.report import Callbacks, Report, record_density, record_phases
 from spdist.jobs.reports.density import density_maps
 from spdist.jobs.reports.run_report import reported
-from spdist.jobs.request import Request
+from spdist.jobs.request import ProductRequest
 from spdist.kernels.product_spec import is_by_columns
 from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.foreign import versions
-from spdist.storage.foreign.parents import tell_parents
+from spdist.storage.foreign.parents import refresh_parent_metadata
 from spdist.storage.names.anndata_frames import check_axes
 from spdist.storage.names.names import NO_NAMES, AxisNames
 from spdist.stores.registry import normalise
@@ -59,7 +59,7 @@ def multiply(
         If C was verified and found false.
     """
     plans: list[Plan] = []
-    callbacks = (callbacks or Callbacks()).also_planned(plans.append)
+    callbacks = (callbacks or Callbacks()).with_planned(plans.append)
     with phases.clocked() as clock, versions.watched(), reported(output) as written:
         report = _multiply(operands, target, product, execution, written, callbacks)
         if written.record is not None and report.blocks:
@@ -67,7 +67,7 @@ def multiply(
             record_phases(written.record, clock)
         report = replace(report, phases=clock.seconds())
     if clock.is_of_process and plans and execution.workers is None and execution.scheduler is None:
-        learn(report, plans[-1])
+        record_waits(report, plans[-1])
     return report
 
 
@@ -89,10 +89,10 @@ def _multiply(
     flags = product.transpose_a, product.transpose_b
     left, right = (m.names.T if flag else m.names for m, flag in zip((a, b), flags, strict=True))
     names = AxisNames(left.rows, right.columns) if output.names else NO_NAMES
-    request = Request(a, b, normalise(target), spec, execution, output, callbacks, *flags, names)
+    request = ProductRequest(a, b, normalise(target), spec, execution, output, callbacks, *flags, names)
     shapes = (m.full_shape[::-1] if flag else m.full_shape for m, flag in zip((a, b), flags, strict=True))
     (nrows, _), (_, ncols) = shapes
     check_axes(request.target, (nrows, ncols), "csr_matrix" if a.blocksize is None else "bsr_matrix")
     report = multiply_by_columns(request) if by_columns else multiply_by_rows(request, begin)
-    tell_parents(request.target)
+    refresh_parent_metadata(request.target)
     return replace(report, seconds=time.perf_counter() - begin) if by_columns and report.blocks else report

@@ -26,7 +26,7 @@ MOST_THREADS = 64
 """Most threads of a worker that multiplies on its cores."""
 
 
-class Limits(NamedTuple):
+class WorkerLimits(NamedTuple):
     """Memory of a worker."""
 
     memory: int  # bytes; of the GPU with an engine of GPUs
@@ -45,7 +45,7 @@ class PlanSource:
         return planner.make_plan(self.request, readers) if self.stored_plan is None else self.stored_plan
 
     def for_threads(self, threads: int) -> PlanSource:
-        """Return the source of plans for workers with so many threads, if they multiply on their cores."""
+        """Return the source of plans for workers of `threads` threads, if they multiply on their cores."""
         one = self.request
         return self if one.on_gpu else replace(self, request=replace(one, threads=min(threads, MOST_THREADS)))
 
@@ -122,7 +122,7 @@ def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, executi
     spec.check(a, b, execution.engine)
 
 
-def limits_of(execution: ExecutionOptions) -> Limits:
+def limits_of(execution: ExecutionOptions) -> WorkerLimits:
     """Return the limits in bytes, with defaults for limits that were not given.
 
     Raises `InputError` if a limit is not a size, if `host_limit` is given for an engine of the CPU, or if
@@ -131,7 +131,7 @@ def limits_of(execution: ExecutionOptions) -> Limits:
     Examples
     --------
     >>> limits_of(ExecutionOptions(memory_limit="1KiB"))
-    Limits(memory=1024, host=None)
+    WorkerLimits(memory=1024, host=None)
     """
     if not find_engine(execution.engine).uses_gpu:
         if execution.host_limit is not None:
@@ -140,10 +140,10 @@ def limits_of(execution: ExecutionOptions) -> Limits:
                 f"the host"
             )
         limit = DEFAULT_MEMORY_LIMIT if execution.memory_limit is None else execution.memory_limit
-        return Limits(parse_bytes(limit), None)
+        return WorkerLimits(parse_bytes(limit), None)
     host = None if execution.host_limit is None else parse_bytes(execution.host_limit)
     memory = free_gpu_memory() if execution.memory_limit is None else parse_bytes(execution.memory_limit)
-    return Limits(memory, host)
+    return WorkerLimits(memory, host)
 
 
 def free_gpu_memory() -> int:

@@ -17,7 +17,7 @@ from spdist.scheduler.execution.telemetry import RunCallbacks
 from spdist.scheduler.planner.plan import Plan
 
 if TYPE_CHECKING:  # loads Dask
-    from spdist.scheduler.execution.supervision.supervisor import Supervisor
+    from spdist.scheduler.executors.supervision.supervisor import Supervisor
 
 Timings = list[dict[str, Any]]
 """Seconds and bytes of stages of blocks, each a JSON object."""
@@ -173,9 +173,9 @@ class Callbacks:
         Called with a `Progress`: blocks, products and entries so far, and their totals.
     verifying : callable, optional
         Called as ``verifying(done, total)``.
-    timed : callable, optional
+    on_timings : callable, optional
         Called with a list of dictionaries, one for each stage of each block.
-    heard : callable, optional
+    on_message : callable, optional
         Called with a dictionary when a run begins, now and then on its way, and when it ends.
 
     Examples
@@ -190,13 +190,13 @@ class Callbacks:
     started: Callable[[str], None] = lambda link: None
     progress: Callable[[Any], None] | None = None
     verifying: Callable[[int, int], None] | None = None
-    timed: Callable[[Timings], None] | None = None
-    heard: Callable[[dict[str, Any]], None] = lambda message: None
+    on_timings: Callable[[Timings], None] | None = None
+    on_message: Callable[[dict[str, Any]], None] = lambda message: None
     connecting: Callable[[], None] = lambda: None
 
-    def also_planned(self, planned: Callable[[Plan], Any]) -> Callbacks:
+    def with_planned(self, planned: Callable[[Plan], Any]) -> Callbacks:
         """Return the callbacks with another function that takes the plan."""
-        return replace(self, planned=_both(planned, self.planned))
+        return replace(self, planned=_chained(planned, self.planned))
 
 
 @contextlib.contextmanager
@@ -217,7 +217,7 @@ def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callba
     with Path(record).open("ab", buffering=0) as file:
 
         def write(lines: Timings) -> None:
-            # Timings come in the thread of the call, messages in that of the connection: without a buffer, each call
+            # Timings come in the call's thread, messages in the connection's: without a buffer, each call
             # appends whole lines in one step of the system, and waits for no other.
             rest = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
             while rest:
@@ -225,8 +225,8 @@ def recorder(record: str | Path | None, callbacks: Callbacks) -> Iterator[Callba
 
         yield replace(
             callbacks,
-            timed=_both(write, callbacks.timed),
-            heard=_both(lambda message: write([_NO_STAGE | message]), callbacks.heard),
+            on_timings=_chained(write, callbacks.on_timings),
+            on_message=_chained(lambda message: write([_NO_STAGE | message]), callbacks.on_message),
         )
 
 
@@ -238,14 +238,14 @@ def run_callbacks(
     `expects`: see `RunCallbacks`.
     `supervisor`: of the run's workers, if it has any.
     """
-    told = callbacks.started, callbacks.progress, callbacks.timed
-    reports = RunCallbacks(*told, heard=callbacks.heard, expects=expects)
+    calls = callbacks.started, callbacks.progress, callbacks.on_timings
+    reports = RunCallbacks(*calls, on_message=callbacks.on_message, expects=expects)
     if supervisor is None:
         return reports
-    return replace(reports, admit=supervisor.handshake.admit, note=supervisor.monitor.note)
+    return replace(reports, admit=supervisor.handshake.admit, on_step=supervisor.monitor.record_in_flight)
 
 
-def _both(one: Callable[[Any], None], other: Callable[[Any], None] | None) -> Callable[[Any], None]:
+def _chained(one: Callable[[Any], None], other: Callable[[Any], None] | None) -> Callable[[Any], None]:
     """Return a function that calls two functions, if there are two."""
     if other is None:
         return one

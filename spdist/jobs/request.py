@@ -19,7 +19,7 @@ from spdist.storage.product_spec import StoredProductSpec
 
 
 @dataclass(frozen=True)
-class Request:
+class ProductRequest:
     """The request for a stored product, its matrices opened."""
 
     a: StoredMatrix
@@ -60,7 +60,7 @@ class Request:
             limits_of(self.execution)
 
     @contextlib.contextmanager
-    def transposed(self) -> Iterator[Request]:
+    def transposed(self) -> Iterator[ProductRequest]:
         """Yield the request with operands transposed as asked; remove the transposed copies afterwards."""
         if self.transpose_a or self.transpose_b:
             self.check_apart()

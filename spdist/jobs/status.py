@@ -31,9 +31,9 @@ def durable_part(url: str) -> str:
 def status(target: str | Path) -> dict[str, Any]:
     """Say how far a target is; `spdist.status` lists the facts. Reads small files, writes nothing."""
     url = normalise(target)
-    holder, complete = holder_of(url), _is_complete(at(url).whole_place())
+    holder, complete = holder_of(url), _is_complete(at(url).whole_url())
     place = next((place for place in (url, replacement_path(url)) if _is_unfinished(place)), None)
-    running = holder is not None and holder.lives
+    running = holder is not None and holder.is_process_alive
     if not (running or complete or place is not None):
         raise MatrixError(f"no matrix at {url}, and no run that writes one: correct the path")
     state = "running" if running else "complete" if complete else "stopped"

@@ -92,7 +92,7 @@ def check_file(name: str, file: str | Path | None, *matrices: str) -> None:
     """Refuse a file for timings or a report that is one of some matrices, or is inside one.
 
     `name`: of the option, for the error.
-    `file`: none if there is none.
+    `file`: None without a file.
     `*matrices`: URLs of the operands, the mask and C, normalised.
     """
     if file is None:

@@ -185,6 +185,21 @@ class Engine(ABC):
         """Return what multiplies the blocks of a product on a worker; it takes no memory yet."""
 
 
+def engine_names() -> list[str]:
+    """Return the names that the keyword `engine` takes.
+
+    Returns
+    -------
+    list of str
+
+    Examples
+    --------
+    >>> engine_names()
+    ['auto', 'scipy', 'numba', 'cuda', 'hybrid']
+    """
+    return list(ENGINES)
+
+
 def find_engine(name: str) -> Engine:
     """Return the engine of a name; raise `InputError` if there is none."""
     if name not in ENGINES:

@@ -138,10 +138,10 @@ def entries(m: BSR) -> CSR:
     rows = xp.searchsorted(m.indptr, numbers, side="right") - 1
     # Entry (i, j) of a block is in row i of its block row, after the entries of the blocks to its left.
     starts = m.indptr[rows] * (r * s) + (numbers - m.indptr[rows]) * s
-    places = starts[:, None, None] + (xp.arange(r) * s)[:, None] * blocks[rows][:, None, None] + xp.arange(s)
+    positions = starts[:, None, None] + (xp.arange(r) * s)[:, None] * blocks[rows][:, None, None] + xp.arange(s)
     indices, data = xp.empty(m.nnz, index_dtype(m.shape[1])), xp.empty(m.nnz, m.dtype)
-    indices[places] = m.indices[:, None, None] * s + xp.arange(s, dtype=indices.dtype)
-    data[places] = m.data
+    indices[positions] = m.indices[:, None, None] * s + xp.arange(s, dtype=indices.dtype)
+    data[positions] = m.data
     return CSR(indptr, indices, data, m.shape)
 
 

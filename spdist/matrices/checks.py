@@ -53,10 +53,9 @@ def check_structure(
     """Check that the arrays fit together and that every column is in range.
 
     `m`: A matrix, or a row block of one.
-    `name`: what messages call the matrix.
     `first_row`: number of the first row in messages.
     `threads`: most threads that look at a large matrix; by default one a CPU.
-    Raises `MatrixError` Names the matrix, the row and the value.
+    Raises `MatrixError`; names the matrix, the row and the value.
 
     Examples
     --------
@@ -104,8 +103,7 @@ def check_canonical(
 ) -> PatternFacts:
     """Check structure and canonical form.
 
-    `m, name, first_row, threads`: as for `check_structure`.
-    Raises `MatrixError` Names the first row that is not sorted or holds a duplicate.
+    Raises `MatrixError`; names the first row that is not sorted or holds a duplicate.
     """
     facts = check_structure(m, name, first_row, threads)
     if facts.is_canonical:

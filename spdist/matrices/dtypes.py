@@ -136,14 +136,17 @@ def result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     return block_dtype(np.result_type(number_dtype(a), number_dtype(b)), (left[0], right[1]))
 
 
+FRACTIONS = frozenset(map(np.dtype, ("f4", "f8", "c8", "c16")))
+"""Dtypes with fractions that spdist multiplies."""
+
+
 def check_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return `dtype` if spdist multiplies it: bool, integers, float32/64, complex64/128, or blocks of these.
 
     Raises `MatrixError` for any other dtype, float16 and long double among them.
     """
     number = number_dtype(dtype)
-    ok = number.kind in "biu" or number in map(np.dtype, ("f4", "f8", "c8", "c16"))
-    if not ok:
+    if number.kind not in "biu" and number not in FRACTIONS:
         wider = {2: "float32", 16: "float64"}.get(number.itemsize, "") if number.kind == "f" else ""
         remedy = f", as a.astype('{wider}') does" if wider else ""
         raise MatrixError(

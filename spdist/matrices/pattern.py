@@ -16,7 +16,7 @@ import numpy as np
 
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.threads import run_in_threads
-from spdist.matrices import hooks
+from spdist.matrices import late_bindings
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
 Shape = tuple[int, int]
@@ -98,7 +98,7 @@ def choose_scan(length: int) -> PatternScan:
     `length`: offsets or columns, whichever are more.
     """
     if length > MANY_ENTRIES or (length > FEW_ENTRIES and KERNELS in sys.modules):
-        compiled: PatternScan = hooks.load("compiled_scan")()
+        compiled: PatternScan = late_bindings.load("compiled_scan")()
         return compiled
     return NUMPY
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError
-from spdist.matrices import hooks
+from spdist.matrices import late_bindings
 from spdist.matrices.csr import CSR
 from spdist.matrices.csr import from_scipy as csr_from_scipy
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray, index_dtype, module_of
@@ -138,7 +138,7 @@ class VBR:
 
     def save(self, url: str | Path, *, overwrite: bool = False, steal: bool = False) -> None:
         """Store the matrix in Zarr, for `open_vbr`; `url` is a path or an fsspec URL, `steal` as in `multiply`."""
-        hooks.load("save_vbr")(self, url, overwrite=overwrite, steal=steal)
+        late_bindings.load("save_vbr")(self, url, overwrite=overwrite, steal=steal)
 
     def entry_layout(self) -> EntryLayout:
         """Return where each value lies when the entries are in CSR."""
@@ -186,7 +186,7 @@ def from_scipy(
 
     `row_bounds, column_bounds`: (parts + 1,) int, optional: where parts begin, and the end. By default a part is a run
     of rows, or of columns, with the same pattern, so that blocks are full.
-    Returns with a block wherever there is an entry, filled up with zeros.
+    The result has a block wherever there is an entry, filled up with zeros.
     Raises `MatrixError` if the matrix cannot be converted to CSR, or the bounds do not end at its shape.
 
     Examples

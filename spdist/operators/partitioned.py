@@ -32,7 +32,7 @@ from spdist.operators.halo import Integers, Rows, Share
 from spdist.operators.halo_exchange import HaloExchange, HostHaloExchange, NcclHaloExchange
 from spdist.operators.operator import Operator
 from spdist.operators.prepare import operator, read_matrix
-from spdist.scheduler.execution.clients import cluster, members
+from spdist.scheduler.executors.clients import cluster, members
 from spdist.storage.matrix import StoredMatrix, open_matrix
 
 logger = logging.getLogger("spdist")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.storage import groups, lock, notes
-from spdist.storage.foreign.parents import check_parents, tell_parents
+from spdist.storage.foreign.parents import check_parents, refresh_parent_metadata
 from spdist.storage.matrix import open_matrix
 from spdist.storage.names.anndata_frames import check_axes, frames_around
 from spdist.stores.registry import at, normalise
@@ -37,21 +37,14 @@ def is_full(error: BaseException) -> bool:
 
 
 def full_disk(what: str, error: BaseException) -> SpdistError:
-    """Return the exception to raise when the disk has no room for C.
-
-    `what`: C, as the message calls it.
-    `error`: the system's error.
-    """
+    """Return the exception to raise when the disk has no room for C."""
     return SpdistError(
         f"{what}: the disk is full ({error}); finished rows are kept. Free space and continue with --resume"
     )
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Ignore a progress report.
-
-    `done, total`: as in `Progress`.
-    """
+    """Ignore a progress report."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +65,6 @@ def staged_matrix(
     Temporary files are next to a local target, because a disk with room for the matrix has room for them; for a URL
     they are in ``$TMPDIR``.
 
-    `target`: A path or an fsspec URL.
-    `overwrite`: whether a matrix at `target` may be replaced.
-    `steal`: as for `hold_target`.
     `shape`: (nrows, ncols), optional: of the matrix, in single rows and columns, if it is known: one that does not fit
     the AnnData around `target` is refused before anything is written, and not only at the end.
     Raises `InputError` if `target` exists and `overwrite` is false, or it holds something other than a matrix; or the
@@ -101,16 +91,13 @@ def staged_matrix(
         finally:
             if not whole and not staged.startswith(f"{scratch}/"):
                 at(staged).discard()
-    tell_parents(url)
+    refresh_parent_metadata(url)
 
 
 @contextmanager
 def staged_file(target: str | Path, *, overwrite: bool, steal: bool = False) -> Iterator[Path]:
     """Yield a path to write a local file to; rename it to `target` on a normal exit, delete it on any other.
 
-    `target`: A local path.
-    `overwrite`: whether a file at `target` may be replaced.
-    `steal`: as for `hold_target`.
     Raises `InputError` if `target` exists and `overwrite` is false, or it is a directory.
     Raises `SpdistError` if the disk is full.
     """
@@ -132,7 +119,7 @@ def _scratch(url: str, overwrite: bool, *, steal: bool, is_matrix: bool) -> Iter
         _check_free(url, overwrite, is_matrix=is_matrix)
         if held.depth == 1:
             lock.remove_remains(url)
-        name, parent = at(url).scratch_place(is_first=held.depth == 1)
+        name, parent = at(url).scratch_folder(is_first=held.depth == 1)
         try:
             scratch = Path(tempfile.mkdtemp(prefix=name, dir=parent))
         except OSError as error:
@@ -150,11 +137,7 @@ def _scratch(url: str, overwrite: bool, *, steal: bool, is_matrix: bool) -> Iter
 
 @contextmanager
 def clear_of_full_disks(refusal: Callable[[Exception], SpdistError]) -> Iterator[None]:
-    """Replace an error that says that there is no room to write by ``refusal(error)``; others pass.
-
-    `refusal`: takes the error and returns the exception to raise instead.
-    Raises `SpdistError` From ``refusal(error)``.
-    """
+    """Replace an error that says that there is no room to write by ``refusal(error)``; others pass."""
     try:
         yield
     except SpdistError:

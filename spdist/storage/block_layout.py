@@ -56,8 +56,7 @@ def cut_rows(m: CSR, size: BlockSize) -> BSR:
     """Return a canonical matrix of numbers in blocks.
 
     `m`: its rows and columns are multiples of the block's.
-    `size`: (r, s).
-    Returns of the shape of `m`; block rows are sorted, and each block has at least one entry of `m`.
+    Block rows are sorted, and each block has at least one entry of `m`.
 
     Examples
     --------
@@ -79,7 +78,7 @@ def costs(matrix: StoredMatrix, sizes: list[BlockSize] | None = None) -> list[Co
 
     `matrix`: of numbers.
     `sizes`: by default all sizes that divide the matrix, up to 16 x 16, except 1 x 1.
-    Returns without sizes for which no sampled entry lies in a whole block.
+    Sizes are left out if no sampled entry lies in a whole block.
     """
     if sizes is None:
         sides = [[n for n in range(1, LONGEST_SIDE + 1) if length % n == 0] for length in matrix.shape]
@@ -113,8 +112,6 @@ def _samples(matrix: StoredMatrix) -> Iterator[tuple[int, int, Int64Array, Int64
 def natural_size(matrix: StoredMatrix, name: str) -> BlockSize:
     """Return the block size in which a matrix takes fewest bytes.
 
-    `name`: what messages call the matrix.
-    Returns (r, s).
     Raises `InputError` if the matrix takes more bytes in blocks of any size than without; states the bytes of the best
     size.
     """
@@ -139,9 +136,6 @@ def store_blocks(matrix: StoredMatrix, url: str, size: BlockSize, facts: dict[st
     """Write a stored matrix of numbers as blocks.
 
     `url`: target; must not exist.
-    `size`: (r, s).
-    `facts`: provenance, kept under the attribute ``spdist``.
-    `name`: what messages call the matrix.
     Raises `InputError` if blocks of this size do not divide the matrix, or would take more bytes than none; states the
     bytes.
     """
@@ -222,7 +216,7 @@ def as_numbers(matrix: StoredMatrix) -> StoredMatrix:
     """Return a view of a stored block matrix as a matrix of numbers, zeros inside blocks included.
 
     `matrix`: returned unchanged if it stores numbers.
-    Returns keeps the offsets of block rows in memory, 8 bytes each, and reads whole block rows.
+    The view keeps the offsets of block rows in memory, 8 bytes each, and reads whole block rows.
     """
     size = blocksize(matrix.dtype)
     if size is None:

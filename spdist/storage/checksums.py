@@ -120,10 +120,7 @@ class ChunkFiles:
         return int(middle) if middle.isdecimal() and key == self.key(int(middle)) else None
 
     def error(self, k: int, what: str) -> CorruptError:
-        """Return the error to raise for a Zarr chunk.
-
-        `what`: the problem, such as "is missing".
-        """
+        """Return the error to raise for a Zarr chunk."""
         return CorruptError(
             f"{self.location}: Zarr chunk {k} of array '{self.name}' ({self.key(k)}) {what}; restore it from a copy or "
             f"write the matrix again"
@@ -193,7 +190,7 @@ class ChunkFiles:
     def digests(self, first: int, last: int, codecs: Codecs) -> Iterator[bytes]:
         """Yield a digest of each of the Zarr chunks ``[first:last)``, which are read whole.
 
-        Raises `CorruptError` At the first Zarr chunk that is missing, no regular file, or decodes to far more bytes
+        Raises `CorruptError` at the first Zarr chunk that is missing, no regular file, or decodes to far more bytes
         than declared.
         """
         for k in range(first, last):
@@ -234,9 +231,6 @@ def write_table(url: str, name: str, table: Table) -> str:
 def read_table(url: str, name: str, digest: str, length: int) -> Table:
     """Return the table of an array, cached in the process.
 
-    `url, name`: the matrix and the array in it.
-    `digest`: from `write_table`.
-    `length`: Zarr chunks of the array.
     Returns (length,) uint32.
     Raises `CorruptError` if the table is missing or damaged, or belongs to another matrix.
     """

@@ -14,7 +14,9 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from warnings import catch_warnings, simplefilter
@@ -79,7 +81,7 @@ class ChunkedArray:
     metadata: str  # Zarr's own metadata document, as JSON, with a length that no write exceeds
     checked: bool  # whether the last codec is crc32c
     dtype: np.dtype[Any] = field(compare=False)  # of the elements; a `block_dtype` if they are blocks
-    table: str = ""  # digest of the table of checksums that spdist wrote; empty if there is none
+    table: str = ""  # digest of the table of checksums that spdist wrote; empty without a table
 
     @property
     def location(self) -> Location:
@@ -136,7 +138,7 @@ class ChunkedArray:
             from zarr.core.buffer import default_buffer_prototype
 
             if objects is not None:
-                return objects.read([self.key(k) for k in range(k0, k1)], out, _place_check(self, k0))
+                return objects.read([self.key(k) for k in range(k0, k1)], out, _position_check(self, k0))
             prototype = default_buffer_prototype() if out is None else _into(out)
             return cast(ValueArray, _run(self.url, array.async_array.getitem(wanted, prototype=prototype)))
 
@@ -154,7 +156,7 @@ class ChunkedArray:
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
     def _direct_codec(self, count: int) -> ChunkCodec | None:
-        """Return what reads and writes so many Zarr chunks without Zarr; None if Zarr is to do it."""
+        """Return the codec to read and write `count` Zarr chunks without Zarr; None to leave them to Zarr."""
         is_quicker = count <= FEW and self.location.has_files and not _has_zarr()
         return codec_of(self.metadata) if is_quicker else None
 
@@ -176,8 +178,8 @@ class ChunkedArray:
         """Check the files of Zarr chunks before zarrs decodes them, which would wait for a FIFO and trust any size."""
         if not self.table:
             self.files.check_decoded_sizes(range(k0, k1), codecs_of(self.metadata, self.chunk_nbytes))
-        elif self.location.has_files:  # what arrives from elsewhere is compared by `PlacedStore`
-            self.check_places(k0, k1)
+        elif self.location.has_files:  # what arrives from elsewhere is compared by `ChecksumPlacedStore`
+            self.check_positions(k0, k1)
 
     def write_chunks(self, k: int, values: ValueArray) -> None:
         """Write Zarr chunks `k`, `k` + 1, ... from `values`; pad the last chunk with zeros."""
@@ -219,18 +221,15 @@ class ChunkedArray:
         return self.files.checksums(first, last)
 
     def expected(self) -> Table:
-        """Return the array's table of checksums.
-
-        Raises `CorruptError` if the table is missing or damaged.
-        """
+        """Return the array's table of checksums; raise CorruptError if the table is missing or damaged."""
         return read_table(self.url, self.name, self.table, self.nchunks)
 
-    def check_places(self, first: int = 0, last: int | None = None) -> Table:
+    def check_positions(self, first: int = 0, last: int | None = None) -> Table:
         """Compare the checksums at the ends of Zarr chunks with the array's table.
 
         `first, last`: Zarr chunks ``[first:last)``; by default all.
         Returns (last - first,) uint32: the checksums.
-        Raises `CorruptError` At the first Zarr chunk that is missing, altered or in the wrong place; or if the table is
+        Raises `CorruptError` at the first Zarr chunk that is missing, altered or in the wrong place; or if the table is
         damaged.
         """
         last = self.nchunks if last is None else last
@@ -244,10 +243,10 @@ class ChunkedArray:
     def digests(self) -> Iterator[bytes]:
         """Yield checksums of Zarr chunks, or digests of whole Zarr chunks if these have no checksums.
 
-        Raises `CorruptError` At the first Zarr chunk that is missing, or differs from the array's table.
+        Raises `CorruptError` at the first Zarr chunk that is missing, or differs from the array's table.
         """
         if self.table:
-            yield self.check_places().tobytes()
+            yield self.check_positions().tobytes()
         elif self.checked:
             yield self.stored_checksums(0, self.nchunks).tobytes()
         else:
@@ -300,6 +299,20 @@ def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
         raise OSError(int(number[1]), os.strerror(int(number[1])), url) from error
 
 
+@contextmanager
+def _codec_pipeline(pipeline: str) -> Iterator[None]:
+    """Have Zarr open arrays with a codec pipeline; one thread at a time, as settings and filters are the process's."""
+    import zarr
+
+    with _PROCESS_SETTINGS, zarr.config.set({"codec_pipeline.path": pipeline}), catch_warnings():
+        simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
+        yield
+
+
+_PROCESS_SETTINGS = threading.Lock()
+"""Held while Zarr's settings are changed: two threads that leave in another order would keep each other's value."""
+
+
 @functools.lru_cache(maxsize=64)
 def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zarr.Array[Any]:
     """Return a Zarr array with the given `metadata`, whatever the store holds; cached in the process."""
@@ -307,11 +320,12 @@ def _open_array(url: str, name: str, metadata: str, *, fast: bool = True) -> zar
     from zarr.core.array import AsyncArray
     from zarr.storage import StorePath
 
-    document, place = json.loads(metadata), at(url)
-    pipeline = place.codec_pipeline if fast and document["zarr_format"] == 3 else ZARR_PIPELINE
-    with zarr.config.set({"codec_pipeline.path": pipeline}), catch_warnings():
-        simplefilter("ignore")  # zarrs says when it leaves codecs that it does not know to Zarr's own pipeline
-        return zarr.Array(AsyncArray(metadata=document, store_path=StorePath(place.zarr_store(), name), config=_CONFIG))
+    document, location = json.loads(metadata), at(url)
+    pipeline = location.codec_pipeline if fast and document["zarr_format"] == 3 else ZARR_PIPELINE
+    with _codec_pipeline(pipeline):
+        return zarr.Array(
+            AsyncArray(metadata=document, store_path=StorePath(location.zarr_store(), name), config=_CONFIG)
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -324,21 +338,21 @@ def _open_for_reading(array: ChunkedArray) -> zarr.Array[Any]:
     from zarr.core.array import AsyncArray
     from zarr.storage import StorePath
 
-    from spdist.storage.targets.places import PlacedStore
+    from spdist.storage.targets.chunk_positions import ChecksumPlacedStore
 
-    store = PlacedStore(array.location.zarr_store(), array.files, array.expected())
-    with zarr.config.set({"codec_pipeline.path": ZARR_PIPELINE}):
+    store = ChecksumPlacedStore(array.location.zarr_store(), array.files, array.expected())
+    with _codec_pipeline(ZARR_PIPELINE):
         return zarr.Array(AsyncArray(metadata=opened.metadata, store_path=StorePath(store, array.name), config=_CONFIG))
 
 
-def _place_check(array: ChunkedArray, k0: int) -> Callable[[int, bytes], None] | None:
+def _position_check(array: ChunkedArray, k0: int) -> Callable[[int, bytes], None] | None:
     """Return what compares the end of Zarr chunk `k0` + i with the array's table; None if it has none."""
     if not array.table:
         return None
-    from spdist.storage.targets.places import check_place
+    from spdist.storage.targets.chunk_positions import check_position
 
     table = array.expected()
-    return lambda i, end: check_place(array.files, table, k0 + i, end)
+    return lambda i, end: check_position(array.files, table, k0 + i, end)
 
 
 @functools.lru_cache(maxsize=64)
@@ -363,13 +377,13 @@ def _into(out: ValueArray) -> BufferPrototype:
     waiting: list[Any] = [out]
     expected = out.shape, out.dtype
 
-    class Into(NDBuffer):
+    class PreallocatedBuffer(NDBuffer):
         @classmethod
         def empty(cls, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Literal["C", "F"] = "C") -> Self:
             fits = bool(waiting) and (shape, dtype) == expected
             return cls(waiting.pop()) if fits else super().empty(shape, dtype, order)
 
-    return BufferPrototype(buffer=default_buffer_prototype().buffer, nd_buffer=Into)
+    return BufferPrototype(buffer=default_buffer_prototype().buffer, nd_buffer=PreallocatedBuffer)
 
 
 @functools.lru_cache(maxsize=64)
@@ -386,10 +400,9 @@ def _chunk_files(url: str, name: str, metadata: str) -> ChunkFiles:
 def new_array(url: str, name: str, dtype: np.dtype[Any], chunk: int, *, compressed: bool) -> ChunkedArray:
     """Return an array that can be written by Zarr chunks before its length is known; nothing is written yet.
 
-    `url, name`: the matrix and the array in it.
     `chunk`: elements of a Zarr chunk.
     `compressed`: whether to compress with Blosc (LZ4, byte shuffle); crc32c is added in either case.
-    Returns of length `UNBOUNDED`.
+    The array has the length `UNBOUNDED`.
     """
     shape = UNBOUNDED, *(blocksize(dtype) or ())
     metadata = json.dumps(array_document(number_dtype(dtype), shape, chunk, packed=compressed))
@@ -417,8 +430,7 @@ def compresses(values: ValueArray) -> bool:
 def from_document(url: str, name: str, document: dict[str, Any], size: tuple[int, ...], table: str) -> ChunkedArray:
     """Return an array of spdist's own, whose metadata are what was written, as a `ChunkedArray`.
 
-    `url, name`: the matrix and the array in it.
-    `document`: Zarr's metadata, of which `codec_of` is not None.
+    `document`: Zarr's metadata; `codec_of` must accept it.
     `size`: (r, s) or (): rows and columns of the blocks that the array holds; empty for an array of numbers.
     `table`: digest of the array's table of checksums.
     """
@@ -433,9 +445,8 @@ def from_document(url: str, name: str, document: dict[str, Any], size: tuple[int
 def from_zarr(url: str, name: str, array: zarr.Array[Any], size: tuple[int, ...] = (), table: str = "") -> ChunkedArray:
     """Return a stored Zarr array as a `ChunkedArray`.
 
-    `url, name`: the matrix and the array in it.
     `size`: (r, s) or (): rows and columns of the blocks that the array must hold; empty for an array of numbers.
-    `table`: digest of the array's table of checksums; empty if there is none.
+    `table`: digest of the array's table of checksums; empty without a table.
     Raises `MatrixError` if the array has other dimensions, or its Zarr chunks have unequal lengths or cut blocks.
     """
     metadata = array.metadata

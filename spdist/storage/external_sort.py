@@ -56,8 +56,6 @@ class RowSorter:
     The bound is about ten times `bucket_bytes`, or twenty times the longest row if that is more.
 
     `directory`: existing directory for spilled entries, used by nothing else; an entry takes 12 to 32 bytes there.
-    `shape`: (nrows, ncols).
-    `dtype`: of the values.
     `expected`: estimated number of entries; a wrong estimate costs time, not correctness.
     `bucket_bytes`: bytes of the entries of one bucket.
     `duplicates`: of entries in one position, their sum in the order in which they were added, the largest, the smallest
@@ -215,10 +213,9 @@ def sort_entries(entries: Entries, ncols: int, duplicates: Duplicates = "sum") -
     out = entries.take(new)
     if duplicates != "first":
         again = np.flatnonzero(~new)
-        place = np.cumsum(new)[again] - 1
-        _COMBINE[duplicates].at(
-            out.values, place, entries.values[again]
-        )  # one by one: reduceat would sum long runs pairwise
+        positions = np.cumsum(new)[again] - 1
+        # one by one: reduceat would sum long runs pairwise
+        _COMBINE[duplicates].at(out.values, positions, entries.values[again])
     return out
 
 
@@ -235,7 +232,6 @@ def canonical(block: CSR, duplicates: Duplicates = "sum") -> CSR:
     """Return a row block with each row sorted and its duplicates combined.
 
     `duplicates`: of entries in one position, their sum in the order of the row, the largest, the smallest or the first.
-    Returns of the shape of `block`.
 
     Examples
     --------

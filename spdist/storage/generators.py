@@ -7,6 +7,7 @@ size that a caller or a memory limit chooses changes the matrix.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +41,9 @@ LARGEST = 1 << 62
 
 WIDEST = 1 << 56
 """Most positions from which one generator of ``erdos-renyi`` picks, so that 64-bit sums do not overflow."""
+
+Weigh = Callable[[Int64Array, Int64Array], ValueArray]
+"""Returns the values of entries, from their rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -227,14 +231,14 @@ class _Grid:
         pairs = (math.prod(max(n - abs(s), 0) for n, s in zip(self.dims, step, strict=True)) for step in self.steps)
         return sum(pairs) * self.dof**2
 
-    def blocks(self, weigh: Callable[[Int64Array, Int64Array], ValueArray]) -> Iterator[CSR]:
-        """Yield the rows; ``weigh(rows, columns)`` gives the values."""
+    def blocks(self, weigh: Weigh) -> Iterator[CSR]:
+        """Yield the rows; `weigh` gives the values."""
         nodes = math.prod(self.dims)
         per_block = max(ENTRIES // (len(self.steps) * self.dof**2), 1)
         for start in range(0, nodes, per_block):
             yield self._block(start, min(start + per_block, nodes), weigh)
 
-    def _block(self, start: int, stop: int, weigh: Callable[[Int64Array, Int64Array], ValueArray]) -> CSR:
+    def _block(self, start: int, stop: int, weigh: Weigh) -> CSR:
         """Return the rows of nodes ``[start:stop)``."""
         node = np.arange(start, stop, dtype=np.int64)
         inside, neighbour = self._neighbours(node)
@@ -244,11 +248,7 @@ class _Grid:
             neighbour = (neighbour[:, :, None] * self.dof + unknown).reshape(len(inside), -1)
             inside, neighbour = np.repeat(inside, self.dof, 1), np.repeat(neighbour, self.dof, 0)
             inside = np.repeat(inside, self.dof, 0)
-        counts = inside.sum(1)
-        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        rows, columns = np.repeat(node, counts), neighbour[inside]
-        shape = (len(node), self.nrows)
-        return CSR(indptr, columns.astype(index_dtype(self.nrows)), weigh(rows, columns), shape)
+        return _rows_inside(node, neighbour, inside, self.nrows, weigh)
 
     def _neighbours(self, node: Int64Array) -> tuple[npt.NDArray[np.bool_], Int64Array]:
         """Return for each node and step whether there is a neighbour, and the neighbour's number."""
@@ -264,6 +264,15 @@ class _Grid:
             neighbour += along * stride
             stride *= self.dims[axis]
         return inside, neighbour
+
+
+def _rows_inside(rows: Int64Array, columns: Int64Array, inside: npt.NDArray[np.bool_], ncols: int, weigh: Weigh) -> CSR:
+    """Return the rows with these columns, one row a line, as far as they are inside; `weigh` gives the values."""
+    counts = inside.sum(1)
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    kept = columns[inside]
+    values = weigh(np.repeat(rows, counts), kept)
+    return CSR(indptr, kept.astype(index_dtype(ncols)), values, (len(rows), ncols))
 
 
 def _steps(ndim: int, *, star: bool) -> list[tuple[int, ...]]:
@@ -330,16 +339,14 @@ def _banded(request: Request, n: int, bandwidth: int, offsets: tuple[int, ...]) 
     expected = sum(n - abs(step) for step in steps.tolist())
     per_block = max(ENTRIES // len(steps), 1)
 
+    def weigh(rows: Int64Array, columns: Int64Array) -> ValueArray:
+        return _uniform(_hash(request.seed, rows, columns), request.dtype)
+
     def blocks() -> Iterator[CSR]:
         for start in range(0, n, per_block):
             row = np.arange(start, min(start + per_block, n), dtype=np.int64)
             columns = row[:, None] + steps
-            inside = (columns >= 0) & (columns < n)
-            counts = inside.sum(1)
-            rows, columns = np.repeat(row, counts), columns[inside]
-            values = _uniform(_hash(request.seed, rows, columns), request.dtype)
-            indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-            yield CSR(indptr, columns.astype(index_dtype(n)), values, (len(row), n))
+            yield _rows_inside(row, columns, (columns >= 0) & (columns < n), n, weigh)
 
     return Rows(n, expected, blocks())
 
@@ -429,24 +436,16 @@ def _edges(
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def _whole(value: float | str) -> int:
+def _whole(value: float | str, least: float = -math.inf) -> int:
     if isinstance(value, float) and value != int(value):
         raise ValueError("not a whole number")
-    return int(value)
-
-
-def _positive(value: float | str) -> int:
-    number = _whole(value)
-    if number < 1:
-        raise ValueError("not positive")
+    if (number := int(value)) < least:
+        raise ValueError(f"below {least}")
     return number
 
 
-def _not_negative(value: float | str) -> int:
-    number = _whole(value)
-    if number < 0:
-        raise ValueError("negative")
-    return number
+_positive = functools.partial(_whole, least=1)
+_not_negative = functools.partial(_whole, least=0)
 
 
 def _finite(value: float | str) -> float:

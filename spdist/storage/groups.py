@@ -19,7 +19,7 @@ from spdist.shown import as_cause, without_secrets
 from spdist.storage.checksums import Table, digest_of, write_table
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, from_document, from_zarr, new_array
 from spdist.storage.direct.chunks import codec_of, group_document
-from spdist.storage.lock import readable_place
+from spdist.storage.lock import readable_url
 from spdist.stores.location import Location
 from spdist.stores.names import METADATA, unreadable
 from spdist.stores.registry import at, normalise
@@ -50,7 +50,7 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
     Wrap only calls of Zarr, so that a mistake in spdist is not reported as a damaged file.
 
     `name`: the array whose metadata are read; empty for the metadata of the group.
-    Raises `MatrixError` In place of every error but spdist's own.
+    Raises `MatrixError` in place of every error but spdist's own.
     """
     try:
         yield
@@ -66,16 +66,12 @@ def clear_zarr_errors(url: str, name: str = "") -> Iterator[None]:
         ) from as_cause(error)
 
 
-def check_metadata_files(place: Location, names: tuple[str, ...] = ARRAYS) -> None:
-    """Refuse local metadata files that would block a reader or fill its memory: pipes, devices, gigabytes of JSON.
-
-    `names`: arrays in it.
-    Raises `MatrixError` Names the file.
-    """
+def check_metadata_files(location: Location, names: tuple[str, ...] = ARRAYS) -> None:
+    """Refuse local metadata files that would block a reader or fill its memory: pipes, devices, gigabytes of JSON."""
     for key in (f"{name}/{file}".lstrip("/") for name in ("", *names) for file in METADATA_FILES):
-        path = f"{place}/{key}"
+        path = f"{location}/{key}"
         try:
-            found = place.stat(key)
+            found = location.stat(key)
         except OSError as error:
             raise MatrixError(f"{path}: cannot be read ({error.strerror}); restore it from a copy") from error
         if found is None:
@@ -100,7 +96,7 @@ def begin(url: str, facts: dict[str, Any]) -> None:
 
 
 def read_facts(url: str) -> dict[str, Any]:
-    """Return the attribute ``spdist`` of the group at `url`; an empty dictionary if there is none.
+    """Return the attribute ``spdist`` of the group at `url`; an empty dictionary if it is missing.
 
     Raises `MatrixError` if the system denies reading the group.
     """
@@ -112,16 +108,16 @@ def read_attributes(url: str) -> dict[str, Any]:
 
     Raises `MatrixError` if the system denies reading the group.
     """
-    place = at(url)
+    location = at(url)
     try:
-        if not place.exists():
+        if not location.exists():
             return {}
-        check_metadata_files(place, ())
-        if (attributes := _attributes_of_file(place)) is not None:
+        check_metadata_files(location, ())
+        if (attributes := _attributes_of_file(location)) is not None:
             return attributes
         import zarr
 
-        return zarr.open_group(place.zarr_store(), mode="r", use_consolidated=False).attrs.asdict()
+        return zarr.open_group(location.zarr_store(), mode="r", use_consolidated=False).attrs.asdict()
     except PermissionError as error:
         raise unreadable(url) from error
     except Exception as error:  # Zarr cannot read anything there
@@ -130,10 +126,10 @@ def read_attributes(url: str) -> dict[str, Any]:
         return {}
 
 
-def _attributes_of_file(place: Location) -> dict[str, Any] | None:
+def _attributes_of_file(location: Location) -> dict[str, Any] | None:
     """Return the attributes of a local group of version 3; None if Zarr is to say what is there."""
     try:
-        document = json.loads(place.read_without_zarr(METADATA) or b"")
+        document = json.loads(location.read_without_zarr(METADATA) or b"")
     except PermissionError:
         raise
     except (OSError, ValueError, RecursionError):
@@ -144,116 +140,118 @@ def _attributes_of_file(place: Location) -> dict[str, Any] | None:
     return attributes if isinstance(attributes, dict) else None
 
 
-def read(place: Location) -> tuple[dict[str, Any], dict[str, Member]]:
-    """Return the attributes of the group at `place`, and its arrays named in `ARRAYS`.
+def read(location: Location) -> tuple[dict[str, Any], dict[str, Member]]:
+    """Return the attributes of the group at `location`, and its arrays named in `ARRAYS`.
 
-    Those of a local group that has a seal and is written as spdist writes are documents: Zarr is not loaded for them.
+    The arrays of a sealed local group, written as spdist writes, are documents: Zarr is not loaded for them.
 
     Raises `MatrixError` if there is no group, the system denies reading it, or its metadata are damaged.
     Raises `CorruptError` if metadata were changed since spdist wrote them; names the file.
     """
-    _check_is_there(place)
-    with clear_zarr_errors(place.url):
-        attributes = _attributes_of_file(place)
+    _check_is_there(location)
+    with clear_zarr_errors(location.url):
+        attributes = _attributes_of_file(location)
     if attributes is not None and "seal" in facts_of(attributes):
-        check_seal(place, attributes)
+        check_seal(location, attributes)
         sealed = [name for name in ARRAYS if name in facts_of(attributes)["seal"]["arrays"]]
-        documents = {name: json.loads(place.read(f"{name}/zarr.json")) for name in sealed}
+        documents = {name: json.loads(location.read(f"{name}/zarr.json")) for name in sealed}
         if all(codec_of(json.dumps(document)) for document in documents.values()):
             return attributes, documents
-    return _read_by_zarr(place)
+    return _read_by_zarr(location)
 
 
-def _read_by_zarr(place: Location) -> tuple[dict[str, Any], dict[str, Member]]:
+def _read_by_zarr(location: Location) -> tuple[dict[str, Any], dict[str, Member]]:
     """Read a group as `read`, by Zarr."""
     import zarr
 
-    group = _open_group(place)
-    with clear_zarr_errors(place.url):
+    group = _open_group(location)
+    with clear_zarr_errors(location.url):
         attributes = group.attrs.asdict()
-    check_seal(place, attributes)
+    check_seal(location, attributes)
     members: dict[str, Member] = {}
     for name in ARRAYS:
-        with clear_zarr_errors(place.url, name):
+        with clear_zarr_errors(location.url, name):
             if isinstance(member := group.get(name), zarr.Array):
                 members[name] = member
     return attributes, members
 
 
 def array_of(url: str, name: str, member: Member, size: tuple[int, ...], table: str) -> ChunkedArray:
-    """Return an array that `read` found; parameters are those of `from_zarr`."""
+    """Return an array that `read` found; parameters as for `from_zarr`."""
     if isinstance(member, dict):
         return from_document(url, name, member, size, table)
     return from_zarr(url, name, member, size, table)
 
 
-def _check_is_there(place: Location) -> None:
-    """Refuse a place where nothing is, and metadata files that are none."""
-    with clear_zarr_errors(place.url):
-        if not place.exists():
-            raise MatrixError(f"{place}: there is no such matrix")
-        check_metadata_files(place)
+def _check_is_there(location: Location) -> None:
+    """Raise if nothing is at the location, or its metadata is not a regular file."""
+    with clear_zarr_errors(location.url):
+        if not location.exists():
+            raise MatrixError(f"{location}: there is no such matrix")
+        check_metadata_files(location)
 
 
-def _open_group(place: Location) -> zarr.Group:
-    """Return the group at `place`; raise MatrixError if there is none, or its metadata are damaged."""
+def _open_group(location: Location) -> zarr.Group:
+    """Return the group at `location`; raise MatrixError if it is missing, or its metadata are damaged."""
     import zarr
     from zarr.errors import ContainsArrayError, GroupNotFoundError
 
-    store = place.zarr_store()
-    with clear_zarr_errors(place.url):
+    store = location.zarr_store()
+    with clear_zarr_errors(location.url):
         try:
             return zarr.open_group(store, mode="r", use_consolidated=False)
         except (GroupNotFoundError, ContainsArrayError, FileNotFoundError, NotADirectoryError) as error:
-            if is_array(place):
+            if is_array(location):
                 raise MatrixError(
-                    f"{place}: a dense array, and products read sparse matrices; `spdist import --dense {place} "
+                    f"{location}: a dense array, and products read sparse matrices; `spdist import --dense {location} "
                     f"A.zarr` stores its nonzeros"
                 ) from error
-            raise MatrixError(f"{place}: not a Zarr group; convert files with `spdist import`") from error
+            raise MatrixError(f"{location}: not a Zarr group; convert files with `spdist import`") from error
 
 
-def is_array(place: Location) -> bool:
-    """Whether an array of Zarr is at `place`, and no group."""
-    check_metadata_files(place, ())
-    with clear_zarr_errors(place.url):
-        if place.has(".zarray"):
+def is_array(location: Location) -> bool:
+    """Whether an array of Zarr is at `location`, and no group."""
+    check_metadata_files(location, ())
+    with clear_zarr_errors(location.url):
+        if location.has(".zarray"):
             return True
-        document = json.loads(place.read("zarr.json")) if place.has("zarr.json") else None
+        document = json.loads(location.read("zarr.json")) if location.has("zarr.json") else None
     return isinstance(document, dict) and document.get("node_type") == "array"
 
 
 def facts_of(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attribute ``spdist`` of a group; an empty dictionary if there is none."""
+    """Return the attribute ``spdist`` of a group; an empty dictionary if it is missing."""
     facts = attributes.get("spdist")
     return facts if isinstance(facts, dict) else {}
 
 
-def check_seal(place: Location, attributes: dict[str, Any]) -> None:
+def check_seal(location: Location, attributes: dict[str, Any]) -> None:
     """Compare the metadata of a group and its arrays with the digests in its seal, if it has one.
 
     Raises `CorruptError` if metadata were changed since spdist wrote them; names the first such file.
     Raises `MatrixError` if a later spdist wrote the seal.
     """
-    for error in broken_seals(place, attributes):
+    for error in broken_seals(location, attributes):
         raise error
 
 
-def broken_seals(place: Location, attributes: dict[str, Any]) -> Iterator[SpdistError]:
+def broken_seals(location: Location, attributes: dict[str, Any]) -> Iterator[SpdistError]:
     """Yield an error for each metadata file that was changed since spdist wrote it; `check_seal` describes them."""
     seal = facts_of(attributes).get("seal")
     if seal is None:
         return
     if not isinstance(seal, dict) or _attributes_digest(attributes) != seal.get("group"):
         if isinstance(seal, dict) and isinstance(version := seal.get("version"), int) and version > SEAL_VERSION:
-            yield MatrixError(f"{place}: its seal has version {version}, not {SEAL_VERSION}: read it by a later spdist")
+            yield MatrixError(
+                f"{location}: its seal has version {version}, not {SEAL_VERSION}: read it by a later spdist"
+            )
             return
-        yield _edited(f"{place}/zarr.json", "attributes are not")
+        yield _edited(f"{location}/zarr.json", "attributes are not")
         return
     for name, digests in seal["arrays"].items():
-        path = f"{place}/{name}/zarr.json"
+        path = f"{location}/{name}/zarr.json"
         try:
-            document = json.loads(place.read(f"{name}/zarr.json"))
+            document = json.loads(location.read(f"{name}/zarr.json"))
             if _document_digest(document) != digests["metadata"]:
                 yield _edited(path, "metadata are not")
         except PermissionError:
@@ -298,7 +296,7 @@ def finish_group(
 
     `arrays`: the arrays written, and the length of each in elements.
     `attributes`: with the attribute ``spdist``, to which the seal is added.
-    `tables`: checksums of the Zarr chunks of arrays; those of other arrays are read from storage.
+    `tables`: checksums of the Zarr chunks of arrays; other arrays' checksums are read from storage.
     Raises `CorruptError` if a Zarr chunk is missing.
     """
     sealed = {}
@@ -349,17 +347,17 @@ def write_arrays(url: str | Path, arrays: dict[str, ValueArray], attributes: dic
     `url`: must not exist.
     `arrays`: stored flattened; the shapes go to the attributes.
     """
-    location = normalise(url)
-    begin(location, {})
+    url = normalise(url)
+    begin(url, {})
     written = []
     for name, values in arrays.items():
         flat = np.ascontiguousarray(values).ravel()
-        array = new_array(location, name, flat.dtype, CHUNK_LENGTH, compressed=compresses(flat))
+        array = new_array(url, name, flat.dtype, CHUNK_LENGTH, compressed=compresses(flat))
         if len(flat):
             array.write_chunks(0, flat)
         written.append((array, len(flat)))
     shapes = {name: list(values.shape) for name, values in arrays.items()}
-    finish_group(location, written, {**attributes, "spdist": {"state": "complete", "shapes": shapes}})
+    finish_group(url, written, {**attributes, "spdist": {"state": "complete", "shapes": shapes}})
 
 
 def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]:
@@ -370,18 +368,18 @@ def read_arrays(url: str | Path) -> tuple[dict[str, ValueArray], dict[str, Any]]
     """
     import zarr
 
-    location = readable_place(normalise(url))
-    place = at(location)
-    attributes, _ = read(place)
-    with clear_zarr_errors(location):
+    url = readable_url(normalise(url))
+    location = at(url)
+    attributes, _ = read(location)
+    with clear_zarr_errors(url):
         shapes: dict[str, list[int]] = dict(facts_of(attributes).get("shapes", {}))
-    check_metadata_files(place, tuple(shapes))
+    check_metadata_files(location, tuple(shapes))
     arrays = {}
     for name, shape in shapes.items():
-        with clear_zarr_errors(location, name):
-            group = zarr.open_group(place.zarr_store(), mode="r", use_consolidated=False)
-            array = from_zarr(location, name, cast("zarr.Array[Any]", group[name]), (), table_digest(attributes, name))
+        with clear_zarr_errors(url, name):
+            group = zarr.open_group(location.zarr_store(), mode="r", use_consolidated=False)
+            array = from_zarr(url, name, cast("zarr.Array[Any]", group[name]), (), table_digest(attributes, name))
         values = np.array(array.read(0, array.length))
-        with clear_zarr_errors(location):
+        with clear_zarr_errors(url):
             arrays[name] = values.reshape(shape)
     return arrays, attributes

@@ -46,7 +46,7 @@ from spdist.storage.formats.edges.edge_output import write_edges
 from spdist.storage.formats.opening import STANDARD_INPUT, check_file, opened_source
 from spdist.storage.formats.reading import Reading, ReadKeywords, ReadOptions
 from spdist.storage.formats.registry import Format, ending_of, format_of
-from spdist.storage.formats.source import Import, Source, foreign
+from spdist.storage.formats.source import Import, Source
 from spdist.storage.formats.text import packing_of
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.names import AxisNames, names_in
@@ -95,8 +95,8 @@ def import_matrix(
     overwrite, steal : bool
         Replace the matrix at `target`; take over from a run on another host that had no heartbeat for a minute.
     block_size : (int, int) or "auto", optional
-        Store dense blocks of so many rows and columns; "auto" takes the size of fewest bytes, up to 16 x 16. During the
-        import the matrix is on disk twice.
+        Store dense blocks with these numbers of rows and columns; "auto" takes the size of fewest bytes, up to
+        16 x 16. During the import the matrix is on disk twice.
     labels : str or Path, optional
         As `names`, and write the names to this file too, one a line.
     format : str, optional
@@ -137,8 +137,8 @@ def import_matrix(
     Raises
     ------
     InputError
-        If `target` exists, `source` is none of these files, an option means nothing for it, or blocks do not divide it
-        or take more bytes than none.
+        If `target` exists, `source` has none of these formats, an option means nothing for it, or blocks do not divide
+        it or take more bytes than single entries.
     MatrixError
         If `source` is damaged, or its format is not what its name says; names the line of a text file.
 
@@ -153,31 +153,30 @@ def import_matrix(
     kind.check(options, str(source))
     if kind.holds is None:
         check_file(path)
-    shown = "standard input" if path == STANDARD_INPUT else path
     facts: dict[str, Any] = {"provenance": {"command": "import", "source": str(source)}}
     staged = staged_matrix(target, overwrite=overwrite, steal=steal)
     lists = nullcontext() if labels is None else staged_file(labels, overwrite=overwrite, steal=steal)
     with lists as listed, staged as stage, _opened(path, kind, stage.scratch) as file:
-        with foreign(path):
-            size = max(file.seek(0, 2), 1)
-            file.seek(0)
+        opened = Source.measured(file, _shown(path), inner, ending_of(path, format))
         first = stage if block_size is None else replace(stage, url=str(stage.scratch / "numbers.zarr"))
-        reading = Reading(shown, kind.name)
-        opened = Source(shown, file, size, inner, ending_of(path, format))
-        report = progress or ignore_progress
+        reading, report = Reading(opened.path, kind.name), progress or ignore_progress
         kind.read(Import(opened, first, facts, report, bucket_bytes, options, reading, listed))
         if block_size is not None:
             numbers = open_matrix(first.url)
             wanted = natural_size(numbers, str(source)) if block_size == "auto" else block_size
             store_blocks(numbers, stage.url, wanted, facts, str(source))
     matrix = open_matrix(target)
-    _say_what_was_read(shown, facts["provenance"]["read"], matrix.shape, matrix.nnz)
+    _say_what_was_read(opened.path, facts["provenance"]["read"], matrix.shape, matrix.nnz)
     return matrix
 
 
 def _opened(path: str, kind: Format, scratch: Path) -> AbstractContextManager[BinaryIO]:
     """Return the open file; an empty one for a format that is a folder."""
     return nullcontext(cast(BinaryIO, io.BytesIO())) if kind.holds is not None else opened_source(path, scratch)
+
+
+def _shown(path: str) -> str:
+    return "standard input" if path == STANDARD_INPUT else path
 
 
 def _checked(source: Any) -> str:
@@ -192,7 +191,7 @@ def _checked(source: Any) -> str:
 
 
 def parted(source: str) -> tuple[str, str]:
-    """Return a path, and what follows ``::`` in it: the place of a matrix inside the file."""
+    """Return a path, and what follows ``::`` in it: the path of a matrix inside the file."""
     path, mark, inner = source.rpartition("::")
     return (path, inner) if mark and not Path(source).exists() else (source, "")
 
@@ -208,12 +207,8 @@ def read_edges(
 ) -> tuple[Entries, list[str]] | None:
     """Read a list of edges whose vertices have names into memory.
 
-    `source`: as for `import_matrix`.
-    `most_bytes`: memory to use at the most.
-    `format`: as for `import_matrix`.
     Returns `edges`: in the order of the file: numbers of vertices, as int64, and weights.
     Returns `names`: of the vertices, in order of appearance.
-    Raises `InputError, MatrixError` As `import_matrix`.
     """
     given = str(source)
     path = given if given == STANDARD_INPUT else normalise(given)
@@ -222,14 +217,11 @@ def read_edges(
     kind.check(options, given)
     check_file(path)
     with opened_source(path) as file:
-        with foreign(path):
-            size = file.seek(0, 2)
-            file.seek(0)
-        if packing_of(path) or EDGE_MEMORY * size > most_bytes:
+        opened = Source.measured(file, _shown(path), "", ending_of(path, format))
+        if packing_of(path) or EDGE_MEMORY * opened.size > most_bytes:
             return None
-        shown = "standard input" if path == STANDARD_INPUT else path
-        reading = Reading(shown, kind.name)
-        text = EdgeText(Source(shown, file, max(size, 1), "", ending_of(path, format)), options, reading)
+        shown, reading = opened.path, Reading(opened.path, kind.name)
+        text = EdgeText(opened, options, reading)
         edges = np.concatenate([np.empty(0, EDGE), *text.edges()])
     names = text.listed.decode("utf-8", "surrogateescape").split("\n")[:-1]
     axis = names_in(text.listed, shown, len(names))
@@ -283,15 +275,15 @@ def export_matrix(
     stored = open_matrix(source)
     versions.note(stored)
     matrix = as_numbers(stored)
-    report, place = progress or ignore_progress, str(target)
-    kind, packing = _written_as(place, format)
+    report, name = progress or ignore_progress, str(target)
+    kind, packing = _written_as(name, format)
     if kind == "binsparse":
-        if place == STANDARD_OUTPUT:
+        if name == STANDARD_OUTPUT:
             raise InputError("binsparse is a folder, which standard output cannot be; name a place for it")
         with staged_matrix(target, overwrite=overwrite, steal=steal) as stage:
             _write_binsparse(matrix, stage.url, report)
             versions.check()
-    elif place == STANDARD_OUTPUT:
+    elif name == STANDARD_OUTPUT:
         with standard_output() as file, _PACKERS[packing](file) as out:
             _WRITERS[kind](matrix, out, report)
     else:
@@ -302,10 +294,7 @@ def export_matrix(
 
 
 def _written_as(target: str, format: str | None) -> tuple[str, str]:
-    """Return the format to write, and the ending of its compression, empty for none.
-
-    Raises `InputError` if it is not known.
-    """
+    """Return the format to write, and the ending of its compression, empty for none."""
     name = target if format is None else f".{format.removeprefix('.')}"
     packing = packing_of(name) or packing_of(target)
     bare = name.removesuffix(packing)
@@ -339,14 +328,6 @@ def _write_mtx(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None
     matrix_market.write_header(file, matrix.shape, matrix.nnz, matrix.dtype)
     for start, block in _row_blocks(matrix, progress):
         matrix_market.write_rows(file, block, start, matrix.nrows)
-
-
-def _write_abc(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None:
-    write_edges(file, matrix, _row_blocks(matrix, progress), quotes=False)
-
-
-def _write_tsv(matrix: StoredMatrix, file: BinaryIO, progress: Progress) -> None:
-    write_edges(file, matrix, _row_blocks(matrix, progress), quotes=True)
 
 
 def _write_npz(matrix: StoredMatrix, out: BinaryIO, progress: Progress) -> None:
@@ -389,8 +370,8 @@ _PACKERS: dict[str, Callable[[BinaryIO], AbstractContextManager[Any]]] = {
 
 _WRITERS: dict[str, Callable[[StoredMatrix, BinaryIO, Progress], None]] = {
     "mtx": _write_mtx,
-    "abc": _write_abc,
-    "tsv": _write_tsv,
+    "abc": lambda matrix, file, progress: write_edges(file, matrix, _row_blocks(matrix, progress), quotes=False),
+    "tsv": lambda matrix, file, progress: write_edges(file, matrix, _row_blocks(matrix, progress), quotes=True),
     "npz": _write_npz,
 }
 """What writes a file, by the ending of its name."""

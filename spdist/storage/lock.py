@@ -71,7 +71,7 @@ class TargetLock:
         self.files: LockFiles | None = at(target).lock_files()
         self.lost, self.depth, self.found = False, 1, list[str]()
         self._ended = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name=f"heartbeat of {self.path}", daemon=True)
+        self._heart = threading.Thread(target=self._heartbeat, name=f"heartbeat of {self.path}", daemon=True)
 
     @property
     def run_id(self) -> str:
@@ -85,9 +85,9 @@ class TargetLock:
         if self.lost:
             raise self.stolen()
 
-    def adopt(self, place: str) -> None:
+    def keep(self, path: str) -> None:
         """Keep the files of a dead run at a path, and all paths that belong to it: they are no longer removed."""
-        self.found = [p for p in self.found if p != place and not p.startswith(f"{place}{FAMILY}")]
+        self.found = [p for p in self.found if p != path and not p.startswith(f"{path}{FAMILY}")]
 
     def stolen(self) -> SpdistError:
         """Return the error to raise if another run has taken the lock."""
@@ -99,7 +99,6 @@ class TargetLock:
     def acquire(self, *, steal: bool) -> None:
         """Create the lock, or take over the lock of a dead run.
 
-        `steal`: whether to take a stale lock.
         Raises `InputError` if a live run holds the lock, or it is stale and `steal` is false; or the target's name is
         too long.
         """
@@ -110,7 +109,7 @@ class TargetLock:
         while not self._create():
             content = self.files.read(self.path)
             if content is not None:
-                self._judge(content, steal=steal)
+                self._check_can_take_over(content, steal=steal)
                 if self._take(content):
                     _warn_taken(self.target, content)
                     break
@@ -133,10 +132,10 @@ class TargetLock:
         except OSError as error:
             raise _cannot_write(self.target, error) from error
 
-    def _judge(self, content: bytes, *, steal: bool) -> None:
+    def _check_can_take_over(self, content: bytes, *, steal: bool) -> None:
         """Refuse to take the lock of a live run, or a stale lock unless it is to be stolen."""
         owner, age = owner_from(content), self._age(self.path)
-        if owner is not None and owner.is_near and not owner.lives:
+        if owner is not None and owner.is_near and not owner.is_process_alive:
             return
         if _is_empty(content) and age is not None and age >= STALE_SECONDS:
             return
@@ -184,18 +183,14 @@ class TargetLock:
             self.files.delete(right)
 
     def is_live(self, path: str, content: bytes) -> bool:
-        """Whether the run that wrote a lock file is alive, or may be.
-
-        `path`: the lock file.
-        `content`: its content.
-        """
+        """Whether the run that wrote a lock file is alive, or may be."""
         owner = owner_from(content)
         if owner is not None and owner.is_near:
-            return owner.lives
+            return owner.is_process_alive
         age = self._age(path)
         return age is None or age < STALE_SECONDS
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         """Renew the heartbeat until the lock ends; stop the run if another run has taken the lock."""
         assert self.files is not None
         while not self._ended.wait(HEARTBEAT_SECONDS):
@@ -282,7 +277,7 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
     `steal`: whether to take the lock of a run on another host that had no heartbeat for `STALE_SECONDS`.
     Raises `InputError` if another run holds the target, its folder may not be written to, or files of another user for
     it lie there.
-    Raises `SpdistError` At the end of the block, if another run took the lock meanwhile.
+    Raises `SpdistError` at the end of the block, if another run took the lock meanwhile.
 
     Examples
     --------
@@ -326,9 +321,9 @@ def hold_target(url: str | Path, *, steal: bool = False) -> Iterator[TargetLock]
 
 def _recover(lock: TargetLock) -> None:
     """Complete a replacement that a dead run began, unless what it takes is another user's."""
-    for place in at(lock.target).relatives():
-        if not place.startswith(lock.path):
-            at(place).check_removable()
+    for path in at(lock.target).relatives():
+        if not path.startswith(lock.path):
+            at(path).check_removable()
     try:
         at(lock.target).recover()
     except PermissionError as error:
@@ -339,7 +334,6 @@ def check_held(url: str) -> None:
     """Raise if another run has taken the lock of a target that this process holds.
 
     `url`: the target, normalised, or a path that its lock covers.
-    Raises `SpdistError` if another run has the lock.
     """
     lock = _held.get(family_of(url))
     if lock is not None:
@@ -357,7 +351,6 @@ def is_held(url: str) -> bool:
 def replace(source: str, target: str) -> None:
     """Move a finished matrix to its target in one step, unless another run has taken the lock of the target.
 
-    `source, target`: as for `Location.replace_by`.
     Raises `SpdistError` if another run has the lock; nothing is replaced.
     """
     check_held(target)
@@ -372,41 +365,40 @@ def remove_remains(target: str, keep: tuple[str, ...] = ()) -> None:
     """
     lock = _held[family_of(target)]
     removed = []
-    for place in [place for place in lock.found if place.startswith(f"{target}{FAMILY}")]:
-        if not any(place == kept or place.startswith(f"{kept}{FAMILY}") for kept in keep):
-            lock.found.remove(place)
-            if not _in_use(lock, place) and at(place).lies_there():
-                at(place).clear()
-                removed.append(place)
+    for path in [path for path in lock.found if path.startswith(f"{target}{FAMILY}")]:
+        if not any(path == kept or path.startswith(f"{kept}{FAMILY}") for kept in keep):
+            lock.found.remove(path)
+            if not _in_use(lock, path) and at(path).lies_there():
+                at(path).clear()
+                removed.append(path)
     if removed:
         logger.warning("%s: removed what a run left that ended before it was done: %s", target, ", ".join(removed))
 
 
-def _in_use(lock: TargetLock, place: str) -> bool:
-    """Whether a place is a file of the lock that is held, or of a run that is about to ask for it."""
-    if not place.startswith(lock.path) or lock.files is None:
+def _in_use(lock: TargetLock, path: str) -> bool:
+    """Whether a path is a file of the lock that is held, or of a run that is about to ask for it."""
+    if not path.startswith(lock.path) or lock.files is None:
         return False
-    content = None if place == lock.path else lock.files.read(place)
+    content = None if path == lock.path else lock.files.read(path)
     if content is None:
         return True
-    lives = writer_lives(place)
-    return lock.is_live(place, content) if lives is None else lives
+    lives = writer_lives(path)
+    return lock.is_live(path, content) if lives is None else lives
 
 
-def readable_place(url: str) -> str:
+def readable_url(url: str) -> str:
     """Return where to read the matrix of a target that a dead run may have been replacing.
 
-    `url`: normalised.
-    Returns usually `url`. If the run was killed between two steps, it is finished or undone first; if that is not
-    allowed, the place of the matrix that is whole.
+    Usually this is `url`, which must be normalised. If the run was killed between two steps, the replacement is
+    finished or undone first; if that is not allowed, the result is the path of the whole matrix.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (place := at(url).whole_place()) != url and at(url).may_recover():
+    while (path := at(url).whole_url()) != url and at(url).may_recover():
         try:
             with hold_target(url):
                 pass
         except (InputError, OSError):  # a run that lives is replacing the matrix just now; or no right to write here
             if time.monotonic() > deadline:
-                return place
+                return path
             time.sleep(0.05)
-    return place
+    return path

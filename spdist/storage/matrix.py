@@ -35,12 +35,12 @@ from spdist.foundation.units import counted, format_bytes
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, blocksize, check_dtype, index_dtype, number_dtype
-from spdist.matrices.hooks import load
+from spdist.matrices.late_bindings import load
 from spdist.shown import without_secrets
 from spdist.storage import groups
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.groups import ARRAYS
-from spdist.storage.lock import readable_place
+from spdist.storage.lock import readable_url
 from spdist.storage.names.names import AxisNames, NameArray
 from spdist.storage.names.of_matrix import names_of
 from spdist.stores.registry import at, normalise
@@ -130,7 +130,7 @@ class MatrixHeader(Displayed):
 
     @property
     def names(self) -> AxisNames:
-        """Names of rows and columns, unread; those of the AnnData around the matrix if there is one."""
+        """Names of rows and columns, unread; the enclosing AnnData's names, if any."""
         return names_of(self.url, self.facts, self.full_shape)
 
     @property
@@ -146,7 +146,7 @@ class MatrixHeader(Displayed):
         return None if names is None else names.to_array()
 
     @property
-    def ours(self) -> bool:
+    def is_known_canonical(self) -> bool:
         """Whether the matrix is known to be canonical: spdist wrote and sealed it, or it was checked whole."""
         return bool(self.known or (self.facts.get("canonical") and self.facts.get("seal")))
 
@@ -242,11 +242,7 @@ class StoredMatrix(Conversions, MatrixHeader):
     def entries(
         self, first: int, last: int, held: Sequence[Held] = (), allocate: Allocate = np.empty
     ) -> tuple[ValueArray, ValueArray]:
-        """Return columns and values of entries ``[first:last)``: copy those that are held, read the others.
-
-        `held`: entries that are in memory.
-        `allocate`: returns the arrays to fill.
-        """
+        """Return columns and values of entries ``[first:last)``: copy those that are held, read the others."""
         indices, data = allocate(last - first, index_dtype(self.ncols)), allocate(last - first, self.dtype)
         done = first
         for position, rows in sorted(held, key=lambda one: one[0]):
@@ -280,7 +276,6 @@ class StoredMatrix(Conversions, MatrixHeader):
 
         `rows`: (n,) int64: rising, no duplicates.
         `values`: if false, no values are read, and `data` of the result is its `indices`.
-        Returns of shape ``(n, ncols)``.
         """
         starts, stops = self.offsets_of(rows)
         indptr = np.concatenate([[0], np.cumsum(stops - starts)]).astype(np.int64)
@@ -323,9 +318,21 @@ class StoredMatrix(Conversions, MatrixHeader):
     def check(self) -> None:
         """Check structure and canonical form of the whole matrix, streaming.
 
-        Raises `MatrixError` Names the row.
+        Raises `MatrixError`; names the row.
         """
-        _check_stored(self)
+        end = 0
+        for start, stop, offsets in self.row_blocks(4 * self.indices.chunk):
+            first, last = int(offsets[0]), int(offsets[-1])
+            if first != end or np.any(np.diff(offsets) < 0) or last > self.nnz:
+                raise MatrixError(
+                    f"{self.url}: indptr does not rise from 0 to the {self.nnz:,} entries there are, in rows "
+                    f"{start:,}-{stop:,}"
+                )
+            end = last
+            indices = self.read_indices(first, last)
+            check_canonical(CSR(offsets - first, indices, indices, (stop - start, self.ncols)), self.url, start)
+        if end != self.nnz:
+            raise MatrixError(f"{self.url}: indptr ends at {end:,}, but there are {self.nnz:,} entries")
 
     def fingerprint(self) -> str:
         """Return a digest of the content, and raise if a Zarr chunk is missing or not the one that was written.
@@ -333,7 +340,7 @@ class StoredMatrix(Conversions, MatrixHeader):
         The digest is of the chunks' stored checksums, so that it costs one small read a chunk; a matrix without
         checksums is read whole.
 
-        Raises `CorruptError` Names the first Zarr chunk that is missing, altered or in another's place.
+        Raises `CorruptError`; names the first Zarr chunk that is missing, altered or in another's place.
         """
         if self.known:
             return self.known
@@ -347,7 +354,7 @@ class StoredMatrix(Conversions, MatrixHeader):
 
 @dataclass(frozen=True)
 class Transposed:
-    """The transpose of a stored matrix, of which nothing was read."""
+    """The transpose of a stored matrix, unread."""
 
     matrix: StoredMatrix
 
@@ -395,27 +402,10 @@ def _gather(
             np.take(array.read(first, last).astype(out.dtype, copy=False), wanted, out=out[part], mode="clip")
 
 
-def _check_stored(m: StoredMatrix) -> None:
-    end = 0
-    for start, stop, offsets in m.row_blocks(4 * m.indices.chunk):
-        first, last = int(offsets[0]), int(offsets[-1])
-        if first != end or np.any(np.diff(offsets) < 0) or last > m.nnz:
-            raise MatrixError(
-                f"{m.url}: indptr does not rise from 0 to the {m.nnz:,} entries there are, in rows {start:,}-{stop:,}"
-            )
-        end = last
-        indices = m.read_indices(first, last)
-        check_canonical(CSR(offsets - first, indices, indices, (stop - start, m.ncols)), m.url, start)
-    if end != m.nnz:
-        raise MatrixError(f"{m.url}: indptr ends at {end:,}, but there are {m.nnz:,} entries")
-
-
 def refuse_blocks(what: str, *matrices: object) -> None:
     """Refuse matrices that are stored in blocks for an operation on single entries.
 
-    `what`: the operation, a plural, as messages call it.
-    `*matrices`: anything but a `StoredMatrix` passes.
-    Raises `InputError` Names the first stored block matrix, and its blocks.
+    Raises `InputError`; names the first stored block matrix, and its blocks.
     """
     for m in matrices:
         if isinstance(m, StoredMatrix) and m.blocksize is not None:
@@ -429,7 +419,6 @@ def refuse_blocks(what: str, *matrices: object) -> None:
 def open_matrix(url: str | Path) -> StoredMatrix:
     """Open a stored matrix.
 
-    `url`: A path or an fsspec URL.
     Raises `MatrixError` if nothing is there, it is not a CSR matrix in AnnData's encoding, or it is unfinished.
 
     Examples
@@ -439,7 +428,7 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     >>> open_matrix("memory://A.zarr").shape
     (3, 3)
     """
-    url = readable_place(normalise(url))
+    url = readable_url(normalise(url))
     attributes, members = groups.read(at(url))
     facts = attributes.get("spdist", {})
     if not isinstance(facts, dict):

@@ -33,10 +33,7 @@ def write_note(url: str, name: str, content: bytes) -> None:
 
 
 def note_path(url: str, name: str) -> str:
-    """Return the path or URL of the file of a note.
-
-    `name`: "plan" or "journal", for instance.
-    """
+    """Return the path or URL of the file of a note."""
     return f"{url}/spdist-{name}"
 
 
@@ -73,10 +70,7 @@ def _first_line(name: str, content: bytes) -> bytes:
 
 
 def damaged_note(url: str, name: str, why: str) -> CorruptError:
-    """Return the error to raise if the note `name` of the group at `url` is damaged.
-
-    `why`: what is wrong with it, for the message.
-    """
+    """Return the error to raise if the note `name` of the group at `url` is damaged."""
     return CorruptError(f"{url}/spdist-{name} is damaged ({why}); write the matrix again, with --overwrite")
 
 
@@ -99,11 +93,7 @@ def has_notes(url: str) -> bool:
 
 
 def remove_remains(url: str) -> list[str]:
-    """Delete files of a dead run in a group: plan, journal, and files that were being written.
-
-    `url`: A group that nobody writes.
-    Returns names of the deleted files.
-    """
+    """Delete files of a dead run in a group: plan, journal, and files that were being written."""
     removed = []
     for note in UNFINISHED_NOTES:
         if at(url).has(f"spdist-{note}"):

@@ -79,7 +79,7 @@ def transpose(
         yield Entries(rows.indices, numbers, rows.data)
 
     shape = matrix.ncols, matrix.nrows
-    result = _Result(shape, matrix.nnz, facts or _origin("transpose"), matrix.names.T if names else NO_NAMES)
+    result = _TransposeTarget(shape, matrix.nnz, facts or _origin("transpose"), matrix.names.T if names else NO_NAMES)
     with staged_matrix(out, overwrite=overwrite, steal=steal, shape=shape) as stage:
         _write(matrix, stage, transposed, result, progress)
     return open_matrix(out)
@@ -145,7 +145,7 @@ def symmetrize(
         values = rows.data[above].conj() if conjugate else rows.data[above]
         yield Entries(rows.indices[above], numbers[above], values)
 
-    result = _Result(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"), matrix.names if names else NO_NAMES)
+    result = _TransposeTarget(matrix.shape, 2 * matrix.nnz, _origin("symmetrize"), matrix.names if names else NO_NAMES)
     with staged_matrix(out, overwrite=overwrite, steal=steal, shape=matrix.shape) as stage:
         _write(matrix, stage, both, result, progress)
     return open_matrix(out)
@@ -156,7 +156,7 @@ def _origin(command: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Result:
+class _TransposeTarget:
     """The matrix to write: its shape, its estimated number of entries, its provenance, and its names."""
 
     shape: tuple[int, int]
@@ -169,7 +169,7 @@ def _write(
     m: StoredMatrix,
     stage: Stage,
     entries: Callable[[CSR, Int64Array], Iterator[Entries]],
-    result: _Result,
+    result: _TransposeTarget,
     progress: Callable[[int, int], None],
 ) -> None:
     """Sort and write the entries that a function returns for rows of `m` and the row number of each entry."""
@@ -196,15 +196,15 @@ def _blocks(m: StoredMatrix) -> Iterator[tuple[int, CSR]]:
 
 
 @contextmanager
-def transposed_copy(m: StoredMatrix, place: str) -> Iterator[StoredMatrix]:
-    """Store the transpose of `m` at `place` for the duration of a ``with`` block.
+def transposed_copy(m: StoredMatrix, url: str) -> Iterator[StoredMatrix]:
+    """Store the transpose of `m` at `url` for the duration of a ``with`` block.
 
-    `place`: A path or an fsspec URL; anything there, left by a process that was killed, is deleted first.
+    `url`: A path or an fsspec URL; anything there, left by a process that was killed, is deleted first.
     Yields the transpose, without names; deleted when the block is left.
     """
-    at(place).discard()
+    at(url).discard()
     try:
-        yield transpose(m, place, names=False)
+        yield transpose(m, url, names=False)
     finally:
-        if at(place).exists():
-            at(place).remove()
+        if at(url).exists():
+            at(url).remove()

@@ -18,10 +18,6 @@ ENCODING = "vbr_matrix"
 def save_vbr(matrix: VBR, url: str | Path, *, overwrite: bool = False, steal: bool = False) -> None:
     """Store a matrix in Zarr, for `open_vbr`; `VBR.save` calls this.
 
-    `matrix`: arrays on the GPU are downloaded.
-    `url`: A path or an fsspec URL.
-    `overwrite`: replace the matrix that is there, once the new one is complete.
-    `steal`: as in `multiply`.
     Raises `InputError` if `url` exists and `overwrite` is false, or it holds something other than a matrix.
     """
     arrays = {field.name: getattr(matrix, field.name) for field in fields(matrix)}

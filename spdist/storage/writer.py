@@ -74,9 +74,7 @@ def finish_matrix(
 ) -> StoredMatrix:
     """Finish a matrix whose Zarr chunks are written: write names and metadata of its arrays first, its encoding last.
 
-    `facts`: provenance, kept under the attribute ``spdist``.
     `checksums`: of the Zarr chunks; by default they are read from storage.
-    `names`: names of single rows and columns.
     """
     lengths = zip(ARRAYS, (nrows + 1, nnz, nnz), strict=True)
     size = blocksize(layout.dtype)
@@ -138,9 +136,6 @@ class MatrixWriter:
 
     `url`: A path or fsspec URL; must not exist.
     `ncols`: columns; the number of rows is known at the end.
-    `dtype`: of the values.
-    `facts`: provenance, kept under the attribute ``spdist``.
-    `names`: names of single rows and columns.
     """
 
     def __init__(

@@ -21,8 +21,6 @@ def s3(bucket: str, common: Options) -> Any:
     """Return obstore's store of a bucket of S3.
 
     Keys, region and endpoint are found as boto finds them: the environment, ``~/.aws``, roles of machines.
-
-    `common`: prefix, time limits and retries.
     """
     from obstore.store import S3Store
 
@@ -74,7 +72,6 @@ def google(bucket: str, common: Options) -> Any:
     Keys are the application default credentials of google-auth: GOOGLE_APPLICATION_CREDENTIALS, gcloud's, the
     machine's. An ``endpoint_url`` of fsspec's configuration is asked without keys unless a token is configured too.
 
-    `common`: prefix, time limits and retries.
     Raises `ValueError` if there are no credentials.
     """
     from obstore.store import GCSStore
@@ -121,7 +118,6 @@ def azure(container: str, common: Options) -> Any:
     AZURE_STORAGE_CONNECTION_STRING; and without a key the default credentials of azure-identity.
 
     `container`: with or without the account behind ``@``.
-    `common`: prefix, time limits and retries.
     Raises `ValueError` if no account is named.
     """
     from obstore.store import AzureStore

@@ -54,7 +54,7 @@ def recover(target: Path) -> None:
         _fill(target)
 
 
-def whole_place(target: Path) -> Path:
+def whole_path(target: Path) -> Path:
     """Return the path of the whole matrix of a target: the target, unless a replacement was interrupted."""
     if os.path.lexists(target):
         return target
@@ -81,13 +81,13 @@ def _renameat2() -> Any:
 def _clean_up(target: Path) -> None:
     """Remove the old matrix, which is where the new one was before, then the note."""
     before = (target / NOTE).read_text()
-    places = [_named(target, OLD)]
+    paths = [_named(target, OLD)]
     if before.startswith(f"{target.name}{FAMILY}") and ".." not in Path(before).parts:
-        places.append(target.parent / before)
-    for place in places:
-        discard(place)
-        if place.exists():
-            logger.warning("%s: the old matrix could not be removed whole: remove %s", target, place)
+        paths.append(target.parent / before)
+    for path in paths:
+        discard(path)
+        if path.exists():
+            logger.warning("%s: the old matrix could not be removed whole: remove %s", target, path)
     (target / NOTE).unlink(missing_ok=True)
 
 

@@ -83,13 +83,13 @@ class LocalLocation(Location):
         write_whole(self.path / key, content, durable=True)
 
     def create_with(self, key: str, content: bytes) -> bool:
-        """Create a folder with its first file beside its place, and rename it."""
+        """Create a folder with its first file beside its path, and rename it."""
         if self.exists():
             return False
-        place = LocalLocation(f"{self.url}.spdist-begin")
-        place.discard()
-        place.write(key, content)
-        place.path.rename(self.path)
+        begun = LocalLocation(f"{self.url}.spdist-begin")
+        begun.discard()
+        begun.write(key, content)
+        begun.path.rename(self.path)
         return True
 
     def has(self, key: str) -> bool:
@@ -191,8 +191,8 @@ class LocalLocation(Location):
 
     def keys_below(self, folder: str) -> list[str]:
         return [
-            os.path.relpath(f"{place}/{name}", self.path)
-            for place, _, names in os.walk(self._at(folder))
+            os.path.relpath(f"{folder_path}/{name}", self.path)
+            for folder_path, _, names in os.walk(self._at(folder))
             for name in sorted(names)
         ]
 
@@ -261,7 +261,7 @@ class LocalLocation(Location):
                 f"{self.path.parent}: may not be written to ({error.strerror}); choose another folder"
             ) from error
 
-    def scratch_place(self, *, is_first: bool) -> tuple[str, Path | None]:
+    def scratch_folder(self, *, is_first: bool) -> tuple[str, Path | None]:
         """Return a name beside the target: a disk with room for the matrix has room for temporary files."""
         return f"{self.path.name}.spdist-scratch-", self.path.parent
 
@@ -279,9 +279,9 @@ class LocalLocation(Location):
     def recover(self) -> None:
         folder_replacement.recover(self.path)
 
-    def whole_place(self) -> str:
-        place = folder_replacement.whole_place(self.path)
-        return self.url if place == self.path else str(place)
+    def whole_url(self) -> str:
+        path = folder_replacement.whole_path(self.path)
+        return self.url if path == self.path else str(path)
 
     def may_recover(self) -> bool:
         """Whether this user may rename folders beside the target."""

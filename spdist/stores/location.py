@@ -306,15 +306,15 @@ class Location:
     def make_folder(self, mode: int) -> None:
         """Create a folder; InputError if the system refuses."""
 
-    def scratch_place(self, *, is_first: bool) -> tuple[str, Path | None]:
+    def scratch_folder(self, *, is_first: bool) -> tuple[str, Path | None]:
         """Return prefix and parent of a folder for temporary files; None is the system's folder for them.
 
         `is_first`: whether no other block of this run has a folder, so that those there are of dead runs.
         """
         name = f".spdist-{hashlib.blake2b(self.url.encode(), digest_size=8).hexdigest()}-"
         if is_first:
-            for place in Path(tempfile.gettempdir()).glob(f"{name}*"):
-                removal.discard(place)
+            for path in Path(tempfile.gettempdir()).glob(f"{name}*"):
+                removal.discard(path)
         return name, None
 
     def staged(self, scratch: Path) -> str:
@@ -332,10 +332,10 @@ class Location:
         from there. After it the old arrays are deleted, the new arrays are copied, and the final ``zarr.json`` is
         written.
         """
-        fs, place = self.file_system()
+        fs, root = self.file_system()
         moving = {"state": "moving", "from": source.url.rpartition("/")[2]}
         document = {"zarr_format": 3, "node_type": "group", "attributes": {"spdist": moving}}
-        fs.pipe_file(f"{place}/{METADATA}", json.dumps(document).encode())  # from here on readers look at `source`
+        fs.pipe_file(f"{root}/{METADATA}", json.dumps(document).encode())  # from here on readers look at `source`
         self._complete_move(source)
 
     def recover(self) -> None:
@@ -344,7 +344,7 @@ class Location:
             logger.warning("%s: finishing the replacement of a run that ended during it, from %s", self, source)
             self._complete_move(type(self)(source))
 
-    def whole_place(self) -> str:
+    def whole_url(self) -> str:
         """Return where the whole matrix of a target is: here, unless a replacement was interrupted."""
         return self._moves_from() or self.url
 
@@ -354,19 +354,19 @@ class Location:
 
     def _complete_move(self, source: Location) -> None:
         """Copy the arrays of a matrix to here, where the metadata say that it moves; then its metadata; remove it."""
-        fs, place = self.file_system()
+        fs, root = self.file_system()
         origin = source.file_system()[1]
         final = fs.cat_file(f"{origin}/{METADATA}")
         keys = [key[len(origin) :] for key in fs.find(origin) if key != f"{origin}/{METADATA}"]
-        old = [key for key in fs.find(place) if key != f"{place}/{METADATA}"]
+        old = [key for key in fs.find(root) if key != f"{root}/{METADATA}"]
         if old:
             fs.rm(old)
         if keys:
-            self._copy(fs, [origin + key for key in keys], [place + key for key in keys])
+            self._copy(fs, [origin + key for key in keys], [root + key for key in keys])
         fs.invalidate_cache()
-        if len(fs.find(place)) != len(keys) + 1:
+        if len(fs.find(root)) != len(keys) + 1:
             raise SpdistError(f"{self}: the storage lacks objects just copied from {source}, where the matrix is whole")
-        fs.pipe_file(f"{place}/{METADATA}", final)
+        fs.pipe_file(f"{root}/{METADATA}", final)
         with suppress(FileNotFoundError):
             fs.rm(origin, recursive=True)
 

@@ -127,7 +127,6 @@ def _temporary(path: str) -> Path:
 class RemoteFiles:
     """Objects of an fsspec file system; the heartbeat is a separate object, so that it never replaces a lock.
 
-    `fs`: the file system.
     `is_exclusive`: whether it creates an object exclusively by one conditional request.
     """
 

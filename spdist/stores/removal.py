@@ -43,28 +43,26 @@ def _set_aside(folder: Path) -> Path:
         return folder
 
 
-def not_removable(place: str, stuck: Path | None = None, why: str = "permission denied") -> InputError:
+def not_removable(path: str, stuck: Path | None = None, why: str = "permission denied") -> InputError:
     """Return the error to raise if something cannot be removed or replaced.
 
-    `place`: A local path.
     `stuck`: what in it, or around it, does not let it go.
-    `why`: what the system says.
     """
-    where = f" because of {stuck}" if stuck is not None and str(stuck) != place else ""
+    where = f" because of {stuck}" if stuck is not None and str(stuck) != path else ""
     return InputError(
-        f"{place}, of user {owner_of(place)}, cannot be removed{where} ({why}): ask its owner to remove it, or choose "
+        f"{path}, of user {owner_of(path)}, cannot be removed{where} ({why}): ask its owner to remove it, or choose "
         f"another name"
     )
 
 
-def owner_of(place: str | Path) -> str:
+def owner_of(path: str | Path) -> str:
     """Return the name of the user who owns a path, or the number of one without a name."""
     try:
-        return Path(place).owner()
+        return Path(path).owner()
     except (OSError, KeyError):
         pass
     try:
-        return str(Path(place).lstat().st_uid)
+        return str(Path(path).lstat().st_uid)
     except OSError:
         return "unknown"
 

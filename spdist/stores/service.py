@@ -53,11 +53,10 @@ def _are_installed(names: tuple[str, ...]) -> bool:
 def open_objects(url: str) -> Store:
     """Return the Zarr store of a URL that obstore opens.
 
-    `url`: of a scheme in `SERVICES`.
     Raises `ValueError` if no credentials are there, or the URL lacks a part; says what to set.
     """
-    scheme, _, place = url.partition("://")
-    bucket, _, prefix = place.partition("/")
+    scheme, _, path = url.partition("://")
+    bucket, _, prefix = path.partition("/")
     seconds = {"connect_timeout": CONNECT_SECONDS, "timeout": REQUEST_SECONDS}
     common = {
         "prefix": prefix or None,
@@ -69,10 +68,7 @@ def open_objects(url: str) -> Store:
 
 
 def put(store: Any, key: str, content: Any) -> None:
-    """Write an object in one request.
-
-    Raises `OSError` if the service refuses, or cannot be reached.
-    """
+    """Write an object in one request; raise OSError if the service refuses, or cannot be reached."""
     import obstore
 
     with _in_a_line():
@@ -94,7 +90,6 @@ def get(store: Any, key: str) -> Any:
 def list_objects(store: Any) -> dict[str, dict[str, Any]]:
     """Return what the service tells of each object of a store, by key: its ETag, size and time.
 
-    `store`: from `open_objects`.
     Raises `OSError` if the service refuses, or cannot be reached.
     """
     import obstore

@@ -71,30 +71,11 @@ def verify(
     does not find a value that is wrong by less than `Verification.smallest_error`, nor a missing or additional entry
     with a value below that (zero, for instance).
 
-    Parameters
-    ----------
-    a, b, c : StoredMatrix
-    vectors : int
-        Random vectors. One finds any single error above the bound. Several errors in one row may cancel: with a
-        probability near 0 for floats; for integers, of at most one half for each vector after the first.
-    seed : int
-        Of the random vectors.
-    threads : int, optional
-        By default the CPUs that this process may use.
-    progress : callable, optional
-        Called with the entries done, and all entries.
-
-    Returns
-    -------
-    Verification
-        Also for a wrong C, which raises nothing.
-
-    Raises
-    ------
-    InputError
-        If A and B do not fit, are not canonical, or `vectors` or `threads` is below 1.
-    CorruptError
-        If a Zarr chunk of any of the three is missing or altered.
+    `vectors`: one finds any single error above the bound. Several errors in one row may cancel: with a probability near
+    0 for floats; for integers, of at most one half for each vector after the first.
+    A wrong C raises nothing.
+    Raises `InputError` if A and B do not fit, are not canonical, or `vectors` or `threads` is below 1.
+    Raises `CorruptError` if a Zarr chunk of any of the three is missing or altered.
 
     References
     ----------
@@ -107,16 +88,16 @@ def verify(
         raise InputError(f"vectors={vectors} and threads={threads} must be at least 1")
     dtype = result_dtype(a.dtype, b.dtype)
     method = {"b": "recompute", "u": "modular", "i": "modular"}.get(dtype.kind, "freivalds")
-    tally = _Tally(0 if method == "recompute" else vectors)
+    totals = _RowTotals(0 if method == "recompute" else vectors)
     try:
         _check_form(a, b, c, dtype)
-        check = _Check(operands_of(a, b, c, method, LIMITS), tally.vectors, seed)
-        _run(check, threads or count_cpus(), tally, progress or (lambda done, total: None))
-        ok, reason = True, _reason_to_accept(c, method, tally)
+        check = _Check(operands_of(a, b, c, method, LIMITS), totals.vectors, seed)
+        _run(check, threads or count_cpus(), totals, progress or (lambda done, total: None))
+        ok, reason = True, _reason_to_accept(c, method, totals)
     except WrongProductError as error:
         ok, reason = False, str(error)
     seconds = time.perf_counter() - began
-    return Verification(ok, reason, c.nrows, c.nnz, tally.vectors, method, tally.smallest_error, seconds)
+    return Verification(ok, reason, c.nrows, c.nnz, totals.vectors, method, totals.smallest_error, seconds)
 
 
 def _check_form(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, dtype: np.dtype[Any]) -> None:
@@ -127,7 +108,7 @@ def _check_form(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, dtype: np.dty
 
 
 @dataclass
-class _Tally:
+class _RowTotals:
     """Totals over the rows checked so far, for the result of `verify`."""
 
     vectors: int
@@ -140,19 +121,19 @@ class _Tally:
         self.recomputed += found.recomputed
 
 
-def _reason_to_accept(c: StoredMatrix, method: str, tally: _Tally) -> str:
+def _reason_to_accept(c: StoredMatrix, method: str, totals: _RowTotals) -> str:
     rows = counted(c.nrows, "row")
     if method == "recompute":
         return f"all {rows}, recomputed because bool products are not linear, equal C in pattern and values"
     if method == "modular":
         bits = 8 * c.dtype.itemsize
-        how = f"modulo 2^{bits} for {tally.vectors} random x; any one wrong value would have been caught"
+        how = f"modulo 2^{bits} for {totals.vectors} random x; any one wrong value would have been caught"
     else:
         how = (
-            f"within rounding for {tally.vectors} random x; one value wrong by {tally.smallest_error:.2g} of its row's "
-            f"|A||B| sum would have been caught"
+            f"within rounding for {totals.vectors} random x; one value wrong by {totals.smallest_error:.2g} of its "
+            f"row's |A||B| sum would have been caught"
         )
-    more = f"; {counted(tally.recomputed, 'row')} with NaN, Inf or overflow recomputed" if tally.recomputed else ""
+    more = f"; {counted(totals.recomputed, 'row')} with NaN, Inf or overflow recomputed" if totals.recomputed else ""
     return f"C x equals A (B x) in all {rows} {how}{more}"
 
 
@@ -252,7 +233,7 @@ def _absolute(piece: CSR) -> sp.csr_matrix:
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def _run(check: _Check, threads: int, tally: _Tally, progress: Progress) -> None:
+def _run(check: _Check, threads: int, totals: _RowTotals, progress: Progress) -> None:
     """Read B, then A and C together; raises `WrongProductError` at the first wrong row."""
     operands = check.operands
     total, done = sum(operand.matrix.nnz for operand in (operands.a, operands.b, operands.c)), 0
@@ -263,7 +244,7 @@ def _run(check: _Check, threads: int, tally: _Tally, progress: Progress) -> None
     check.guard_tiny_rows()
     ranges = row_ranges((operands.a, operands.c), operands.limits)
     for block, found in _in_order(threads, lambda block: _check_range(check, block), ranges):
-        tally.add(found)
+        totals.add(found)
         if found.message:
             raise WrongProductError(found.message)
         done += block.entries

@@ -96,10 +96,7 @@ class Operands:
         return _read(self.b, self.b_offsets, 0, b.nnz, 0, self.work)
 
     def read(self, operand: Operand, block: RowRange, number: int) -> Iterator[CSR]:
-        """Read rows of one operand.
-
-        `number`: place of the operand among the matrices of the range.
-        """
+        """Read rows of one operand."""
         return read_rows(operand, block.offsets[number], block.start, self.work, self.limits.entries)
 
     def note_offsets(self, block: RowRange) -> None:
@@ -115,9 +112,7 @@ class Operands:
 def operands_of(a: StoredMatrix, b: StoredMatrix, c: StoredMatrix, method: str, limits: Limits) -> Operands:
     """Return the operands of a check of ``C = A @ B``.
 
-    `a, b, c`: of numbers, of shapes that fit.
-    `method`: as in `Operands`.
-    Returns with all offsets of B zero until they are noted.
+    The offsets of B are zero until they are noted.
     """
     left, right = Operand(a, "A", MatrixError), Operand(b, "B", MatrixError)
     return Operands(left, right, Operand(c, "C", WrongProductError), method, limits, np.zeros(b.nrows + 1, np.int64))
@@ -128,8 +123,6 @@ def row_ranges(operands: tuple[Operand, ...], limits: Limits) -> Iterator[RowRan
 
     Offsets are checked here: nothing else may use them before they are known to rise from 0 to nnz.
 
-    `operands`: matrices of as many rows.
-    `limits`: `entries` and `offsets` count.
     Yields ranges in the order of rows, without gaps.
     Raises `MatrixError` if offsets of A or B fall or do not lead from 0 to nnz.
     Raises `WrongProductError` if offsets of C fall or do not lead from 0 to nnz.
@@ -172,10 +165,8 @@ def read_rows(operand: Operand, offsets: Int64Array, start: int, work: np.dtype[
     """Read and check some rows: in one piece, or one row of more than `most` entries in several.
 
     `offsets`: (rows + 1,) int64: of the rows in the matrix.
-    `start`: the first row.
-    `work`: to convert values to.
     `most`: entries that one piece has at the most, unless it has several rows.
-    Yields canonical, with values of dtype `work`.
+    Yields canonical rows, with values of dtype `work`.
     Raises `MatrixError` if columns of A or B are out of range or do not rise strictly.
     Raises `WrongProductError` if columns of C are out of range or do not rise strictly.
     """

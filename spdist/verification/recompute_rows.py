@@ -22,7 +22,7 @@ A sum of `Limits.bool_products`, 2^20, products that each contain a False is bel
 
 
 @dataclass(frozen=True)
-class _Terms:
+class _EntryTerms:
     """Some entries of ``A @ B``."""
 
     # (n,) int64: ``row * ncols + column`` of each entry, rising; the row is counted from the first of these rows
@@ -52,12 +52,12 @@ def first_wrong_entry(operands: Operands, block: RowRange, rows: Int64Array) -> 
     return None
 
 
-def _expected(operands: Operands, block: RowRange, rows: Int64Array) -> Iterator[tuple[Int64Array, _Terms]]:
+def _expected(operands: Operands, block: RowRange, rows: Int64Array) -> Iterator[tuple[Int64Array, _EntryTerms]]:
     """Yield `rows` of ``A @ B`` in order, a bounded number of products at a time; parts of a long row are merged."""
     limits = operands.limits
     bools = operands.method == "recompute"
     limit, op = (limits.bool_products, np.maximum) if bools else (limits.products, np.add)
-    held: tuple[slice, _Terms] | None = None
+    held: tuple[slice, _EntryTerms] | None = None
     for piece in operands.read(operands.a, block, 0):
         a = _take(piece, rows)
         for chosen, cut in _cuts(a, operands.lengths_in_b(a), limit):
@@ -147,7 +147,7 @@ def _gather_array(array: ChunkedArray, at: Int64Array) -> ValueArray:
     return out
 
 
-def _bool_terms(operands: Operands, a: CSR) -> _Terms:
+def _bool_terms(operands: Operands, a: CSR) -> _EntryTerms:
     """Return the OR of ANDs: 2 for each True entry, 1 for each stored False.
 
     One product of integers computes it: True weighs 2^21 and a stored False 1, so that a sum of up to 2^20 products
@@ -155,23 +155,23 @@ def _bool_terms(operands: Operands, a: CSR) -> _Terms:
     """
     touched, columns = np.unique(a.indices, return_inverse=True)
     b = _gather(operands, touched)
-    left = sp.csr_matrix((_weigh(a.data), columns, a.indptr), shape=(a.nrows, len(touched)))
+    left = sp.csr_matrix((_bool_weights(a.data), columns, a.indptr), shape=(a.nrows, len(touched)))
     names, own = (None, b.indices)
     if operands.ncols > 4 * operands.limits.bool_products:  # SciPy takes workspace for every column
         names, own = np.unique(b.indices, return_inverse=True)
     width = operands.ncols if names is None else len(names)
-    out = (left @ sp.csr_matrix((_weigh(b.data), own, b.indptr), shape=(len(touched), width))).tocsr()
+    out = (left @ sp.csr_matrix((_bool_weights(b.data), own, b.indptr), shape=(len(touched), width))).tocsr()
     out.sort_indices()
     found = out.indices if names is None else names[out.indices]
     rows = np.repeat(np.arange(a.nrows), np.diff(out.indptr))
-    return _Terms(rows * operands.ncols + found, np.where(out.data >= TRUE * TRUE, 2, 1).astype(np.int8)[None])
+    return _EntryTerms(rows * operands.ncols + found, np.where(out.data >= TRUE * TRUE, 2, 1).astype(np.int8)[None])
 
 
-def _weigh(values: BoolArray) -> Int64Array:
+def _bool_weights(values: BoolArray) -> Int64Array:
     return np.where(values, TRUE, 1).astype(np.int64)
 
 
-def _expand(operands: Operands, a: CSR) -> _Terms:
+def _expand(operands: Operands, a: CSR) -> _EntryTerms:
     """Expand all products, sort them and add them up, so that entries whose sum is zero are kept."""
     touched, which = np.unique(a.indices, return_inverse=True)
     b = _gather(operands, touched)
@@ -183,18 +183,18 @@ def _expand(operands: Operands, a: CSR) -> _Terms:
     return _compress(keys, table, np.add)
 
 
-def _compress(keys: Int64Array, table: ValueArray, op: np.ufunc) -> _Terms:
+def _compress(keys: Int64Array, table: ValueArray, op: np.ufunc) -> _EntryTerms:
     """Sort columns of the table by key and combine columns with equal keys."""
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     starts = np.flatnonzero(np.concatenate([np.ones(min(len(keys), 1), np.bool_), keys[1:] != keys[:-1]]))
     if len(starts) == 0:
-        return _Terms(keys, table)
-    return _Terms(keys[starts], op.reduceat(table[:, order], starts, axis=1))
+        return _EntryTerms(keys, table)
+    return _EntryTerms(keys[starts], op.reduceat(table[:, order], starts, axis=1))
 
 
 def _first_difference(
-    operands: Operands, terms: _Terms, keys: Int64Array, values: ValueArray
+    operands: Operands, terms: _EntryTerms, keys: Int64Array, values: ValueArray
 ) -> tuple[int, str] | None:
     """Return the key of the first entry of C that differs from `terms`, and what is wrong with it."""
     if not np.array_equal(keys, terms.keys):

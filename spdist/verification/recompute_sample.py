@@ -65,10 +65,10 @@ def verify_by_recomputing(
 ) -> Verification:
     """Check that `c` is the product of `a` and `b` that `spec` describes.
 
-    `seed`: of the random sample of rows.
+    The method of the result is ``sampled``, `reason` states how many rows were recomputed, and `vectors` and
+    `smallest_error` are 0.
+
     `progress`: called with rows done and rows in all, of both checks together.
-    Returns of method ``sampled``; `reason` states how many rows were recomputed. Its `vectors` and `smallest_error` are
-    0.
     Raises `InputError` if A and B have no such product.
     Raises `CorruptError` if a Zarr chunk is missing, truncated or altered.
     """
@@ -128,7 +128,7 @@ def _check_rows(c: StoredMatrix, spec: StoredProductSpec) -> Iterator[int]:
             found = _inside(rows, spec.mask.rows_indices(start, stop))
             if (wrong := np.flatnonzero(found == spec.complement)).size:
                 side = "inside" if spec.complement else "outside"
-                raise WrongProductError(f"{_place(rows, start, wrong[0])} of C is {side} the mask")
+                raise WrongProductError(f"{_position(rows, start, wrong[0])} of C is {side} the mask")
         yield stop
 
 
@@ -139,15 +139,15 @@ def _check_selection(rows: CSR, start: int, spec: ProductSpec) -> None:
         count = lengths[long[0]]
         raise WrongProductError(f"row {start + long[0]:,} of C has {count:,} entries, but top_n is {top_n:,}")
     if spec.selects and (low := np.flatnonzero(~(rows.data >= spec.least(rows.dtype)))).size:
-        place = _place(rows, start, low[0])
-        raise WrongProductError(f"{place} of C holds {rows.data[low[0]]}, below the threshold")
+        position = _position(rows, start, low[0])
+        raise WrongProductError(f"{position} of C holds {rows.data[low[0]]}, below the threshold")
     if spec.triangle is not None:
         below = np.flatnonzero(rows.indices < np.repeat(np.arange(start, start + rows.nrows), lengths))
         if below.size:
-            raise WrongProductError(f"{_place(rows, start, below[0])} of C is below the diagonal")
+            raise WrongProductError(f"{_position(rows, start, below[0])} of C is below the diagonal")
 
 
-def _place(rows: CSR, start: int, at: int) -> str:
+def _position(rows: CSR, start: int, at: int) -> str:
     row = int(np.searchsorted(rows.indptr, at, side="right")) - 1
     return f"row {start + row:,}, column {int(rows.indices[at]):,}"
 

@@ -70,21 +70,8 @@ class _Problems:
 def check(url: str, progress: Callable[[int, int], None] = lambda done, total: None) -> MatrixCheck:
     """Read a whole stored matrix in bounded memory and list every problem; `spdist.check` describes it.
 
-    Parameters
-    ----------
-    url : str
-        A normalised path or URL.
-    progress : callable
-        Called as ``progress(done, total)``, in Zarr chunks.
-
-    Returns
-    -------
-    MatrixCheck
-
-    Raises
-    ------
-    MatrixError
-        If nothing is there, or it is no matrix.
+    `progress`: called with Zarr chunks done and Zarr chunks in all.
+    Raises `MatrixError` if nothing is there, or it is no matrix.
     """
     begin, problems = time.perf_counter(), _Problems()
     attributes = groups.read_attributes(url)

@@ -16,8 +16,8 @@ def test_threads_write_whole_lines(tmp_path):
             call(thread, number)
 
     with recorder(file, Callbacks()) as calls:
-        timings = lambda thread, number: calls.timed([{"thread": thread, "number": number, "text": "x" * 200}])  # noqa: E731
-        messages = lambda thread, number: calls.heard({"thread": thread, "number": number})  # noqa: E731
+        timings = lambda thread, number: calls.on_timings([{"thread": thread, "number": number, "text": "x" * 200}])  # noqa: E731
+        messages = lambda thread, number: calls.on_message({"thread": thread, "number": number})  # noqa: E731
         threads = [threading.Thread(target=write, args=(call, i)) for i, call in enumerate([timings, messages] * 4)]
         for each in threads:
             each.start()

@@ -13,7 +13,7 @@ from distributed import LocalCluster
 
 import spdist
 from spdist.errors import InputError, MatrixError
-from spdist.scheduler.execution.clients.local_cluster import SETTINGS
+from spdist.scheduler.executors.clients.local_cluster import SETTINGS
 from tests.conftest import random_matrix
 from tests.kernels.spmv.test_sell import stencil
 

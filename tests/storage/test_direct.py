@@ -1,6 +1,7 @@
 """Zarr chunks and metadata that spdist reads and writes without Zarr are those of Zarr."""
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +112,21 @@ def test_a_damaged_chunk_is_named(stored, monkeypatch):
     path.write_bytes(raw[:30] + bytes([raw[30] ^ 1]) + raw[31:])
     with pytest.raises(CorruptError, match=r"Zarr chunk 0 of array 'indices' .* truncated or altered"):
         open_matrix(a.url).rows(0, 50)
+
+
+def test_threads_that_open_arrays_leave_zarrs_settings_as_they_were():
+    before = zarr.config.get("codec_pipeline.path")
+    inside, left = threading.Event(), threading.Event()
+
+    def open_meanwhile():
+        with chunked_array._codec_pipeline("one.Pipeline"):
+            inside.set()
+            left.wait(30)
+
+    thread = threading.Thread(target=open_meanwhile)
+    with chunked_array._codec_pipeline("another.Pipeline"):
+        thread.start()
+        inside.wait(0.2)  # without the lock it is inside now, and leaves last
+    left.set()
+    thread.join()
+    assert zarr.config.get("codec_pipeline.path") == before

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spdist
-from spdist.storage import import_export
 from spdist.storage.formats.edges import edge_output
+from tests.support.pieces import take_pieces
 from tests.support.strategies import DTYPES, csr_matrices
 
 
@@ -44,7 +44,7 @@ def test_what_is_written_reads_back(tmp_path_factory, data, n, dtype):
 
 @pytest.mark.parametrize("name", ["g.abc", "g.tsv", "g.abc.gz", "g.tsv.bz2", "g.tsv.xz"])
 def test_parts_and_packings(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(import_export, "ENTRIES", 50)
+    take_pieces(monkeypatch, 50)
     monkeypatch.setattr(edge_output, "LINES", 7)
     m = sp.random_array((40, 40), density=0.1, rng=np.random.default_rng(3), format="csr") + sp.eye_array(40)
     path = exported(tmp_path, sp.csr_array(m), name, [f"gene{i}" for i in range(40)])

@@ -16,9 +16,9 @@ from binsparse import tensor
 from binsparse.conversions.scipy import from_scipy
 
 from spdist.errors import InputError, MatrixError
-from spdist.storage.formats import compressed_rows
 from spdist.storage.import_export import import_matrix
 from spdist.storage.matrix import StoredMatrix
+from tests.support.pieces import take_pieces
 
 A = sp.random(30, 20, 0.2, "csr", random_state=0).astype("f4")
 CELLS = [f"cell {i}" for i in range(30)]
@@ -135,7 +135,7 @@ def test_names_of_old_tables_that_are_no_strings(tmp_path):
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "u1", "?"])
 @pytest.mark.parametrize("options", [{}, {"chunks": (7, 20)}, {"chunks": (7, 3), "compression": "gzip"}])
 def test_dense(tmp_path, dtype, options, monkeypatch):
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 50)
+    take_pieces(monkeypatch, 50)
     values = (10 * A.toarray()).astype(dtype)
     if dtype == "f8":
         values[2, 3] = np.nan

@@ -26,6 +26,7 @@ from spdist.storage.formats import compressed_rows, matrix_market, npz, source
 from spdist.storage.formats.hdf5 import reader
 from spdist.storage.import_export import import_matrix
 from tests.fuzz.seeds import cells, seeds
+from tests.support.pieces import take_pieces
 
 TOP = "%%MatrixMarket matrix coordinate real general\n"
 
@@ -168,7 +169,7 @@ def test_other_archives(tmp_path, monkeypatch):
 
 def test_a_row_of_duplicates_takes_little_memory(tmp_path, monkeypatch):
     """Nine pieces of one row are folded as they come, in the order of the file."""
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 64)
+    take_pieces(monkeypatch, 64)
     rng = np.random.default_rng(0)
     columns, values = rng.integers(0, 5, 600), rng.standard_normal(600)
     messy = sp.csr_matrix((values, columns, [0, 3, 590, 590, 600]), shape=(4, 5))

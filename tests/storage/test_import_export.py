@@ -24,13 +24,14 @@ from hypothesis import strategies as st
 from spdist.errors import InputError, MatrixError, SpdistError
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.storage import external_sort, import_export
+from spdist.storage import external_sort
 from spdist.storage.external_sort import Entries, RowSorter
-from spdist.storage.formats import compressed_rows, matrix_market, npz
+from spdist.storage.formats import matrix_market
 from spdist.storage.import_export import export_matrix, import_matrix
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import MatrixWriter
 from spdist.stores.registry import at
+from tests.support.pieces import take_pieces
 
 pytestmark = pytest.mark.filterwarnings("ignore:zarr v3 autosharding")
 
@@ -408,8 +409,7 @@ def test_npz_equals_scipy(tmp_path_factory, kind, dtype, shape, compressed, arra
 
 
 def test_npz_blocks_duplicates_and_fortran_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 16)
-    monkeypatch.setattr(npz, "ENTRIES", 16)
+    take_pieces(monkeypatch, 16)
     bsr = sp.random(12, 18, 0.3, random_state=np.random.default_rng(0)).tobsr((2, 3))
     dia = sp.dia_matrix((np.asfortranarray(np.arange(24.0).reshape(3, 8)), [-2, 0, 5]), shape=(7, 9))
     data, indices = np.arange(1.0, 41), np.arange(40)[::-1] % 6
@@ -489,7 +489,7 @@ def test_flipped_bit_in_npz(tmp_path):
 
 @pytest.mark.parametrize("kind", ["csr", "csc"])
 def test_h5ad(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 50)
+    take_pieces(monkeypatch, 50)
     a = sample(dtype="f4").asformat(kind)
     b = sample(dtype="i8", seed=1).asformat(kind)
     file = tmp_path / "cells.h5ad"
@@ -610,7 +610,7 @@ def stored(path: Path, matrix) -> StoredMatrix:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["b.mtx", "b.mtx.gz", "b.mtx.bz2"])
 def test_exported_text_reads_back_exactly(tmp_path, monkeypatch, dtype, name):
-    monkeypatch.setattr(import_export, "ENTRIES", 30)
+    take_pieces(monkeypatch, 30)
     a = sample(dtype=dtype)
     stored(tmp_path / "a.zarr", a)
     export_matrix(tmp_path / "a.zarr", tmp_path / name)
@@ -631,7 +631,7 @@ def test_exported_special_values(tmp_path):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(30, 20), (1, 1), (50, 1)])
 def test_exported_npz(tmp_path, monkeypatch, dtype, shape):
-    monkeypatch.setattr(import_export, "ENTRIES", 30)
+    take_pieces(monkeypatch, 30)
     a = sample(*shape, dtype=dtype)
     stored(tmp_path / "a.zarr", a)
     export_matrix(tmp_path / "a.zarr", tmp_path / "b.npz")
@@ -652,7 +652,7 @@ def test_export_of_odd_shapes(tmp_path, name, shape):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_binsparse_layout(tmp_path, monkeypatch, dtype):
     """The layout of Binsparse 0.1 as its reference reader, binsparse 0.1.4, takes it."""
-    monkeypatch.setattr(import_export, "ENTRIES", 30)
+    take_pieces(monkeypatch, 30)
     a = sample(dtype=dtype)
     stored(tmp_path / "a.zarr", a)
     for _ in range(2):

@@ -238,8 +238,13 @@ def test_a_run_whose_lock_was_stolen_replaces_nothing(tmp_path):
         held.check()
 
 
-def test_the_heartbeat_stops_a_run_whose_lock_was_stolen(tmp_path, monkeypatch):
+@pytest.fixture
+def quick_heartbeat(monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("quick_heartbeat")
+def test_the_heartbeat_stops_a_run_whose_lock_was_stolen(tmp_path):
     begin = time.monotonic()
     with pytest.raises(SpdistError, match="another run took the lock"), hold_target(tmp_path / "C.zarr"):  # noqa: PT012
         elsewhere(tmp_path / "C.zarr", 0)
@@ -247,9 +252,8 @@ def test_the_heartbeat_stops_a_run_whose_lock_was_stolen(tmp_path, monkeypatch):
     assert time.monotonic() - begin < 5
 
 
-def test_the_heartbeat_stops_a_thread_and_a_process_that_ignores_signals(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
-
+@pytest.mark.usefixtures("quick_heartbeat")
+def test_the_heartbeat_stops_a_thread_and_a_process_that_ignores_signals(tmp_path):
     def write(name: str) -> str:
         with pytest.raises(SpdistError, match="another run took the lock"), hold_target(tmp_path / name):  # noqa: PT012
             elsewhere(tmp_path / name, 0)
@@ -266,8 +270,8 @@ def test_the_heartbeat_stops_a_thread_and_a_process_that_ignores_signals(tmp_pat
         signal.signal(signal.SIGINT, before)
 
 
-def test_the_heartbeat_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.02)
+@pytest.mark.usefixtures("quick_heartbeat")
+def test_the_heartbeat_is_seen(tmp_path):
     with hold_target(tmp_path / "C.zarr") as held:
         os.utime(held.path, (0, 0))
         deadline = time.monotonic() + 90

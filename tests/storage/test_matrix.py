@@ -100,7 +100,7 @@ def test_reads_back_what_was_written(tmp_path_factory, nrows, ncols, nnz, dtype,
     assert stored.nnz == matrix.nnz
     stored.check()
     stored.fingerprint()
-    assert stored.ours
+    assert stored.is_known_canonical
     shutil.rmtree(url)
 
 
@@ -121,7 +121,7 @@ def test_reads_what_anndata_wrote(tmp_path, zarr_format):
     group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=zarr_format)
     anndata.io.write_elem(group, "/", matrix.to_scipy())
     stored = open_matrix(tmp_path / "a.zarr")
-    assert not stored.ours
+    assert not stored.is_known_canonical
     assert_same(stored.rows(0, 40), matrix)
 
 

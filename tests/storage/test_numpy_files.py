@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import InputError, MatrixError
-from spdist.storage.formats import compressed_rows, dense_rows, npz
+from spdist.storage.formats import dense_rows
 from spdist.storage.import_export import import_matrix
 from tests.conftest import random_matrix
+from tests.support.pieces import take_pieces
 
 DENSE = random_matrix(30, 20, 3, 1).toarray()
 
@@ -119,8 +120,7 @@ def nodes(kind: str, newer: bool = True, dtype: str = "f8", **changes):
 @pytest.mark.parametrize("newer", [True, False])
 @pytest.mark.parametrize("dtype", ["?", "f4", ">f8", "c16"])
 def test_sparse_arrays(tmp_path, monkeypatch, kind, newer, dtype):
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 7)
-    monkeypatch.setattr(npz, "ENTRIES", 5)
+    take_pieces(monkeypatch, 7)
     (np.savez_compressed if newer else np.savez)(tmp_path / "a.npz", **nodes(kind, newer, dtype))
     m = import_matrix(tmp_path / "a.npz", tmp_path / "A.zarr")
     np.testing.assert_array_equal(dense(m), DENSE.astype(dtype))
@@ -130,7 +130,7 @@ def test_sparse_arrays(tmp_path, monkeypatch, kind, newer, dtype):
 
 
 def test_coordinates_in_fortran_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 7)
+    take_pieces(monkeypatch, 7)
     np.savez(tmp_path / "a.npz", **nodes("coo", coords=np.asfortranarray(np.array(np.nonzero(DENSE)))))
     np.testing.assert_array_equal(dense(import_matrix(tmp_path / "a.npz", tmp_path / "A.zarr")), DENSE)
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spdist.errors import InputError, MatrixError
-from spdist.storage.formats import compressed_rows, petsc
 from spdist.storage.import_export import import_matrix
+from tests.support.pieces import take_pieces
 
 MAT, VEC = 1211216, 1211214
 
@@ -63,8 +63,7 @@ def test_a_vector_behind_real_values_is_not_taken_for_complex_values(tmp_path):
 
 
 def test_pieces_and_unsorted_columns(tmp_path, monkeypatch):
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 3)
-    monkeypatch.setattr(petsc, "ENTRIES", 3)
+    take_pieces(monkeypatch, 3)
     matrix = sample(20, 7, 0.6, 0)
     turned = sp.csr_array((matrix.data.copy(), matrix.indices.copy(), matrix.indptr), shape=matrix.shape)
     for start, stop in zip(matrix.indptr, matrix.indptr[1:], strict=False):
@@ -77,7 +76,7 @@ def test_pieces_and_unsorted_columns(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("index", [">i4", ">i8"])
 def test_dense(tmp_path, index, monkeypatch):
-    monkeypatch.setattr(petsc, "ENTRIES", 4)
+    take_pieces(monkeypatch, 4)
     values = sample(5, 3, 0.5, 1).toarray()
     (tmp_path / "a.dat").write_bytes(dense_file(values, index))
     with pytest.raises(InputError, match="a dense matrix of 5 x 3; pass --dense"):

@@ -161,7 +161,7 @@ def test_metadata_may_be_written_otherwise(matrix):
     with pytest.warns(UserWarning, match="Consolidated metadata"):
         zarr.consolidate_metadata(matrix.url)
     edit(Path(matrix.url) / "data/zarr.json", lambda d: d.update(attributes={"encoding-type": "array"}))
-    assert open_matrix(matrix.url).ours
+    assert open_matrix(matrix.url).is_known_canonical
     assert open_matrix(matrix.url).fingerprint() == matrix.fingerprint()
 
 
@@ -211,7 +211,7 @@ def test_metadata_that_are_no_files_do_not_block(matrix, name):
 def test_without_a_seal_it_is_a_matrix_from_elsewhere(matrix):
     edit(Path(matrix.url) / "zarr.json", lambda d: d["attributes"]["spdist"].pop("seal"))
     found = open_matrix(matrix.url)
-    assert not found.ours
+    assert not found.is_known_canonical
     assert found.nnz == matrix.nnz
 
 

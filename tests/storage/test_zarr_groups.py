@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 import spdist
 from spdist.errors import CorruptError, InputError, MatrixError
-from spdist.storage.formats import compressed_rows, dense_rows, zarr_groups
+from spdist.storage.formats import dense_rows, zarr_groups
 from spdist.storage.import_export import export_matrix, import_matrix
 from tests.conftest import random_matrix
+from tests.support.pieces import take_pieces
 
 CELLS = [f"cell {i}" for i in range(30)]
 GENES = [f"gene {i}" for i in range(20)]
@@ -62,7 +63,7 @@ def test_members_are_imported_with_names(tmp_path, version, member):
     np.testing.assert_array_equal(dense(m), expected.astype(m.dtype))
     assert m.dtype == ("f4" if "fortran" in member else "f8")
     assert names(m) == (CELLS, None if "obsm" in member else GENES)
-    assert m.ours
+    assert m.is_known_canonical
     assert (dense(m) != 0).sum() == m.nnz
 
 
@@ -94,7 +95,7 @@ def test_from_a_url(tmp_path):
 
 @pytest.mark.parametrize("kind", [sp.csr_matrix, sp.csc_matrix])
 def test_unsorted_rows_and_duplicates(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 2)
+    take_pieces(monkeypatch, 2)
     arrays = np.arange(1.0, 6), np.array([3, 1, 3, 0, 0]), np.array([0, 3, 5])
     messy = kind(arrays, shape=(2, 4) if kind is sp.csr_matrix else (4, 2))
     with anndata.settings.override(auto_shard_zarr_v3=False):
@@ -150,7 +151,7 @@ def test_any_encoding_reads_as_anndata_reads_it(tmp_path_factory, dtype, shape, 
 @pytest.mark.parametrize("chunks", [(30, 20), (1, 20), (30, 1), (7, 6)])
 @pytest.mark.parametrize("rectangle", [40, 1 << 20])
 def test_dense_arrays_rectangle_by_rectangle(tmp_path, monkeypatch, chunks, rectangle):
-    monkeypatch.setattr(dense_rows, "ENTRIES", rectangle)
+    take_pieces(monkeypatch, rectangle)
     monkeypatch.setattr(dense_rows, "WHOLE_ROWS", rectangle)
     array = zarr.create_array(tmp_path / "d.zarr", shape=(30, 20), dtype="f8", chunks=chunks)
     array[:] = sample().toarray()
@@ -214,7 +215,7 @@ def test_other_dimensions(tmp_path):
 @pytest.mark.parametrize("dtype", ["?", "i2", "f4", "c8", "c16"])
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
 def test_binsparse(tmp_path, monkeypatch, dtype, kind):
-    monkeypatch.setattr(compressed_rows, "ENTRIES", 7)
+    take_pieces(monkeypatch, 7)
     binsparse.save_binsparse(conversions.from_scipy(sample(dtype).asformat(kind)), tmp_path / "b.zarr")
     m = import_matrix(tmp_path / "b.zarr", tmp_path / "A.zarr")
     assert m.dtype == dtype
@@ -246,7 +247,7 @@ def test_binsparse_that_is_not_sorted(tmp_path, monkeypatch):
     x = binsparse.COORMatrix(x.shape, x.nnz, indices_0=x.row, indices_1=x.col, values=x.data)
     binsparse.save_binsparse(x, tmp_path / "b.zarr")
     for entries in (1 << 20, 1):
-        monkeypatch.setattr(compressed_rows, "ENTRIES", entries)
+        take_pieces(monkeypatch, entries)
         with pytest.raises(MatrixError, match="COOR is sorted by rows, and this is not; rows and columns may be"):
             import_matrix(tmp_path / "b.zarr", tmp_path / "A.zarr")
 

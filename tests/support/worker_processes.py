@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Block())
 """
 OTHER_FOLDER = """
 import pathlib, tempfile
-from spdist.scheduler.execution.supervision.nonce import NonceFolder
+from spdist.scheduler.executors.supervision.nonce import NonceFolder
 own, elsewhere = NonceFolder._open, tempfile.mkdtemp()
 NonceFolder._open = lambda folder, own=own: (own(folder)[0], elsewhere)  # Dask loads this file twice
 """

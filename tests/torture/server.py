@@ -31,7 +31,7 @@ MODULES = (
     "spdist.verification.freivalds", "spdist.applications.shortest_paths", "spdist.applications.similarity",
     "spdist.applications.cooccurrence", "spdist.applications.markov_clustering.markov_clustering",
     "spdist.applications.pagerank", "spdist.applications.triangles",
-    "spdist.scheduler.execution.worker_process", "spdist.kernels.cpu.numba_engine", "spdist.kernels.cpu.rowwise",
+    "spdist.scheduler.executors.clients.worker_setup", "spdist.kernels.cpu.numba_engine", "spdist.kernels.cpu.rowwise",
 )  # fmt: skip
 """Modules that every command imports sooner or later."""
 

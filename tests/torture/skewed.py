@@ -279,11 +279,13 @@ def main(folder: Path, small: list[str], real: list[str]) -> Any:
     import zarrs  # noqa: F401
 
     from spdist.cli import main as cli
-    from spdist.scheduler.execution.clients.local_cluster import started
+    from spdist.kernels.engine import find_engine
+    from spdist.scheduler.executors.clients.local_cluster import started
 
     with redirect_stdout(io.StringIO()):
         assert not cli(small), small
-    with started(1, "numba", MIB, processes=False):  # a longer product than the small one has Dask's scheduler
+    # a longer product than the small one has Dask's scheduler
+    with started(1, find_engine("numba"), MIB, processes=False):
         pass
     ctypes.CDLL(None).malloc_trim(0)
     (folder / "base").write_text(str(memory("VmRSS")))

@@ -21,7 +21,7 @@ import yaml
 
 import spdist
 from spdist.api import products as api
-from spdist.scheduler.execution.clients.local_cluster import SETTINGS
+from spdist.scheduler.executors.clients.local_cluster import SETTINGS
 from tests.conftest import assert_is_product, load_workflow, random_matrix
 from tests.scheduler.execution.test_driver import files, read
 from tests.test_cli import wait_for

@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components, shortest_path
 
 import spdist
 from spdist.options import FileKeywords
-from spdist.scheduler.execution.clients import local_cluster
+from spdist.scheduler.executors.clients import local_cluster
 from tests.conftest import WORKFLOWS, load_workflow
 from tests.scheduler.execution.test_driver import read
 

@@ -1,1 +1,1 @@
-"""Kernels compiled before a product needs them: those of one product, or of all usual ones."""
+"""Kernels compiled before a product needs them: for one product, or for all usual ones."""

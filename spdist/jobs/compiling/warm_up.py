@@ -28,7 +28,7 @@ from spdist.options import ExecutionOptions, OutputOptions, ProductOptions
 DTYPES = "float32", "float64"
 """Dtypes of values whose kernels are compiled by default."""
 WIDTHS = 1, WINDOW + 1, 1 << 31
-"""Columns of B for which kernels differ: few, many, and so many that indices are int64."""
+"""Columns of B for which kernels differ: few, many, and enough to need int64 indices."""
 OPTIONS = "plain", "selection", "mask"
 """Whole products; threshold and top-n, which share their kernels; masks."""
 

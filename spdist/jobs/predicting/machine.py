@@ -22,7 +22,7 @@ from spdist.foundation.cpus import count_cpus
 from spdist.foundation.display import Displayed, Part, Table
 from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.report import Report
-from spdist.jobs.starting.alone import is_short
+from spdist.jobs.starting.this_process import is_short
 from spdist.scheduler.planner.plan import GPU_RATES, Plan, Rates
 from spdist.storage.foreign.checked import cache_folder
 
@@ -43,7 +43,7 @@ WAITS = {
 }
 """Seconds of waits on a typical machine."""
 LEAST_COMPILED = 1.0
-"""Seconds of compilation from which on they are those of all kernels of a product."""
+"""Seconds of compilation above which a product compiled all of its kernels."""
 
 TYPICAL_CORE = Rates(read=0.9e9, decode=0.9e9, write=1.4e9, product=8.0e8, entry=9.0e7)
 TYPICAL_GPU = replace(GPU_RATES, read=2.0e10, write=2.0e10)
@@ -79,7 +79,7 @@ class Machine(Displayed):
     seen: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def wait(self, name: str) -> float:
-        """Return the seconds of a wait: the median of the newest, or those of a typical machine."""
+        """Return the seconds of a wait: the median of the newest measurements, or a typical machine's."""
         found = self.seen.get(name)
         return statistics.median(found) if found else WAITS[name]
 
@@ -145,7 +145,7 @@ def this_machine() -> Machine:
 
 
 def remember(machine: Machine) -> None:
-    """Keep what was measured; where nothing can be written, predictions stay those of a typical machine."""
+    """Keep what was measured; if nothing can be written, predictions stay a typical machine's."""
     with contextlib.suppress(OSError, RuntimeError):
         place = _file()
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -154,7 +154,7 @@ def remember(machine: Machine) -> None:
         staged.replace(place)  # another command may read it now
 
 
-def learn(report: Report, plan: Plan) -> None:
+def record_waits(report: Report, plan: Plan) -> None:
     """Add what a finished command waited for to what is known of this machine.
 
     `report`: of a whole command, on the workers that it has by default.

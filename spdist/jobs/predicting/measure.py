@@ -45,7 +45,7 @@ from spdist.storage.writer import Layout, finish_matrix
 SIDE = 44
 """Of the grid whose 27-point operator is multiplied: 85,184 rows, 58 M products, 10 M entries of C."""
 SCATTERED_ROWS, SCATTERED_LENGTH = 1 << 17, 7
-"""Rows of a matrix whose entries are anywhere, and entries of each: 6 M products, of which none share an entry."""
+"""Rows of a matrix whose entries are anywhere, and entries of each: 6 M products, each with an entry of its own."""
 STORED_ENTRIES = 1 << 23
 """Entries, 100 MB, that are written and read."""
 PATIENCE = 120.0
@@ -57,7 +57,7 @@ BUSY = 1.3
 
 
 @dataclass
-class Spent:
+class ElapsedTime:
     """Seconds of a ``with`` block: of all CPUs together, and by the clock."""
 
     cpu: float = 0.0
@@ -70,8 +70,8 @@ class Spent:
 
 
 @contextmanager
-def _spent() -> Iterator[Spent]:
-    found, cpu, wall = Spent(), time.process_time(), time.perf_counter()
+def _measure_elapsed() -> Iterator[ElapsedTime]:
+    found, cpu, wall = ElapsedTime(), time.process_time(), time.perf_counter()
     yield found
     found.cpu, found.wall = time.process_time() - cpu, time.perf_counter() - wall
 
@@ -110,7 +110,7 @@ def measure_machine(
 
 
 def _with_products(machine: Machine, a: CSR) -> Machine:
-    """Add the rates of products and of entries of C: of two matrices, of which one shares most entries."""
+    """Add the rates of products and of entries of C, from products with many and with few products an entry of C."""
     rng = np.random.default_rng(0)
     n, length = SCATTERED_ROWS, SCATTERED_LENGTH
     columns = np.sort(rng.integers(0, n // length, (n, length)) * length + np.arange(length), axis=1).astype(np.int32)
@@ -118,9 +118,9 @@ def _with_products(machine: Machine, a: CSR) -> Machine:
     slowness, gain, strain, is_busy = 1.0, 1.0, 1.0, False
     for m in (a, scattered):
         multiply(m, m, engine=NUMBA.name, threads=machine.cpus)  # loads the kernels
-        with _spent() as one:
+        with _measure_elapsed() as one:
             c = multiply(m, m, engine=NUMBA.name)
-        with _spent() as all_cpus:
+        with _measure_elapsed() as all_cpus:
             multiply(m, m, engine=NUMBA.name, threads=machine.cpus)
         expected = float(np.diff(m.indptr)[m.indices].sum()) / machine.core.product + c.nnz / machine.core.entry
         slowness *= one.cpu / expected
@@ -141,12 +141,12 @@ def _with_storage(machine: Machine, place: Path) -> Machine:
     layout = Layout(str(place), 1 << 20, values.dtype)
     groups.begin(layout.url, {})
     layout.write_entries(0, indices[: layout.chunk], values[: layout.chunk])  # the first write loads libraries
-    with _spent() as writing:
+    with _measure_elapsed() as writing:
         layout.write_entries(0, indices, values)
     layout.array("indptr").write_chunks(0, np.array([0, count], np.int64))
     stored = finish_matrix(layout, 1, count, {})
     nbytes = indices.nbytes + values.nbytes
-    with _spent() as reading:
+    with _measure_elapsed() as reading:
         stored.rows(0, 1)
     core = replace(machine.core, read=nbytes / reading.cpu, decode=nbytes / reading.cpu, write=nbytes / writing.cpu)
     return replace(machine, core=core, gains={**machine.gains, "read": reading.gain, "write": writing.gain})

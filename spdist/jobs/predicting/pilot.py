@@ -35,7 +35,7 @@ class PilotTuning:
 class Pilot:
     """What the pilot of a product showed."""
 
-    slowness: float  # CPU seconds over those of products and entries of C at the rates of a core that was given
+    slowness: float  # CPU seconds, as a multiple of what the products and entries of C take at a core's given rates
     compresses: bool  # whether C's values are stored compressed
 
 

@@ -38,7 +38,7 @@ def expectation(request: PlanRequest, execution: ExecutionOptions) -> Callable[[
 
 
 def paced_seconds(made: Plan, machine: Machine, core: Mapping[str, float], wall: Mapping[str, float]) -> float:
-    """Return the wall seconds of a run, by what runs took here before; the parameters are those of `run_seconds`."""
+    """Return the wall seconds of a run, by what runs took here before; parameters as of `run_seconds`."""
     if is_short_here(made) and len(made.blocks) <= 1:
         return machine.wait(f"one block{' on GPUs' if made.on_gpu else ''}")
     return machine.paces["gpu" if made.on_gpu else "cpu"] * run_seconds(made, machine, core, wall)
@@ -49,7 +49,7 @@ def stage_seconds(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return what each stage takes in all.
 
-    `tried`: without one, products and entries of C take what those of other matrices took.
+    `tried`: without one, rates measured on other matrices are used.
     Returns `core`: CPU seconds of each stage.
     Returns `wall`: wall seconds of each stage if it has the machine for itself; on a GPU also of bus and kernels.
     """

@@ -24,7 +24,7 @@ def write_report(records: Sequence[str | Path], file: str | Path) -> None:
 
     `records`: files that ``--record`` wrote, each of one run; of a run that was resumed, in any order.
     `file`: the HTML file; replaced if it exists.
-    Raises `InputError` if a record cannot be read or is none, or the file cannot be written.
+    Raises `InputError` if a record cannot be read or is invalid, or the file cannot be written.
     """
     runs = sorted((_fold(Path(record)) for record in records), key=lambda run: -float(run["start"]["begun"]))
     try:
@@ -94,5 +94,5 @@ def reported(output: OutputOptions) -> Iterator[OutputOptions]:
 
 
 def _stamp(path: Path) -> int:
-    """Return when a file was written last, in ns; -1 if there is none."""
+    """Return when a file was written last, in ns; -1 without a file."""
     return path.stat().st_mtime_ns if path.exists() else -1

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
-from spdist.jobs.starting.alone import plan_for_this_process, plan_if_short
-from spdist.jobs.starting.ready import Ready
+from spdist.jobs.starting.prepared_run import PreparedRun
+from spdist.jobs.starting.this_process import plan_for_this_process, plan_if_short
 from spdist.options import ExecutionOptions
 from spdist.scheduler.executors.threads import ThreadExecutor
 
@@ -17,7 +17,7 @@ from spdist.scheduler.executors.threads import ThreadExecutor
 @contextlib.contextmanager
 def ready_to_run(
     source: PlanSource, execution: ExecutionOptions, callbacks: Callbacks, target: str = ""
-) -> Iterator[Ready]:
+) -> Iterator[PreparedRun]:
     """Plan a product and choose its executor; workers that were started for it are stopped afterwards.
 
     `target`: where C goes; empty if C is not stored.
@@ -32,7 +32,7 @@ def ready_to_run(
             yield ready
         return
     callbacks.planned(plan)
-    yield Ready(ThreadExecutor(uuid.uuid4().hex[:8]), plan)
+    yield PreparedRun(ThreadExecutor(uuid.uuid4().hex[:8]), plan)
     from spdist.jobs.compiling.ahead import note_compiled
 
     note_compiled(source.draft().with_plan(plan, ""))

@@ -17,16 +17,16 @@ from spdist.foundation import phases
 from spdist.jobs.compiling.ahead import compile_ahead
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
-from spdist.jobs.starting.ready import Ready
+from spdist.jobs.starting.prepared_run import PreparedRun
 from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.execution.clients.cluster import connect
-from spdist.scheduler.execution.clients.members import least_threads, remote_readers, shared_name
 from spdist.scheduler.execution.operands.resident import SHARING
-from spdist.scheduler.execution.plugins import prefetch
-from spdist.scheduler.execution.supervision.supervisor import Supervisor, supervised
+from spdist.scheduler.executors.clients.cluster import connect
+from spdist.scheduler.executors.clients.members import least_threads, remote_readers, shared_name
 from spdist.scheduler.executors.dask import DaskExecutor
+from spdist.scheduler.executors.plugins import prefetch
+from spdist.scheduler.executors.supervision.supervisor import Supervisor, supervised
 from spdist.scheduler.planner.plan import GPU_BLOCK_PRODUCTS, MAX_BLOCK_PRODUCTS, Plan
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest
@@ -36,7 +36,7 @@ from spdist.stores.registry import at
 @contextlib.contextmanager
 def workers_and_plan(
     source: PlanSource, execution: ExecutionOptions, callbacks: Callbacks, target: str = ""
-) -> Iterator[Ready]:
+) -> Iterator[PreparedRun]:
     """Start or find workers and make a plan; stop the workers afterwards if they were started here.
 
     `execution`: its workers and scheduler count. The engine is the request's, which a stored plan may have changed.
@@ -54,14 +54,14 @@ def workers_and_plan(
     if local and execution.scheduler is not None:
         raise InputError("a memory:// matrix is seen by this process alone: a scheduler's workers cannot read it")
     callbacks.connecting()
-    start = _Start(source, execution, callbacks, target, local)
+    start = RunStartup(source, execution, callbacks, target, local)
     is_early = source.stored_plan is None and (execution.scheduler is not None or start.count_early_workers() > 0)
     with start.workers_first() if is_early else start.plan_first() as ready:
         yield ready
 
 
 @dataclass(frozen=True)
-class _Start:
+class RunStartup:
     """What both orders of a start need."""
 
     source: PlanSource
@@ -72,7 +72,7 @@ class _Start:
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     def connect(self, blocks: int, host_bytes: int = 1) -> AbstractContextManager[Client]:
-        """Start workers for so many blocks, or connect to those of the running scheduler."""
+        """Start workers for `blocks` blocks, or connect to the running scheduler's."""
         return connect(
             workers=self.execution.workers,
             scheduler=self.execution.scheduler,
@@ -84,7 +84,7 @@ class _Start:
         )
 
     @contextlib.contextmanager
-    def plan_first(self) -> Iterator[Ready]:
+    def plan_first(self) -> Iterator[PreparedRun]:
         """Make the plan, then start as many workers as it can use."""
         with phases.during("plan"):
             plan = self.source.make()
@@ -98,10 +98,10 @@ class _Start:
         ):
             _wait_for(kernels, supervisor)
             supervisor.check(self.source.request, plan, self.target)
-            yield Ready(DaskExecutor(client, self.name), plan, supervisor)
+            yield PreparedRun(DaskExecutor(client, self.name), plan, supervisor)
 
     @contextlib.contextmanager
-    def workers_first(self) -> Iterator[Ready]:
+    def workers_first(self) -> Iterator[PreparedRun]:
         """Start or find workers; make the plan while they start, or for the threads that they have."""
         runs = self.execution.scheduler is not None
         kernels = None if runs else compile_ahead(self.source.draft())
@@ -122,7 +122,7 @@ class _Start:
                 plan = planning.result()
             self.callbacks.planned(plan)
             supervisor.check(source.request, plan, self.target)
-            yield Ready(DaskExecutor(client, self.name), plan, supervisor)
+            yield PreparedRun(DaskExecutor(client, self.name), plan, supervisor)
 
     def count_early_workers(self) -> int:
         """Return the number of workers to start before there is a plan: 0 to plan first."""

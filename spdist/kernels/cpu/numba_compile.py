@@ -79,6 +79,17 @@ def _rare_collections() -> Iterator[None]:
 event.register("numba:compile", _CompileListener())
 
 
+class _CacheFile(IndexDataCacheFile):
+    """The code of a kernel for each of its types, with an index that pickles the types' classes."""
+
+    def _load_index(self) -> Any:
+        """Return no code if a class was renamed since: Numba would look whether the sources changed only afterwards."""
+        try:
+            return super()._load_index()  # type: ignore[no-untyped-call]
+        except (AttributeError, ImportError):
+            return {}
+
+
 class _LockedCache(FunctionCache):
     """A kernel's cache on disk to which one process writes at a time.
 
@@ -90,7 +101,7 @@ class _LockedCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         path, name = self._cache_path, self._impl.filename_base
-        self._cache_file = IndexDataCacheFile(path, name, kernel_sources())
+        self._cache_file = _CacheFile(path, name, kernel_sources())  # type: ignore[no-untyped-call]
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the code for one signature."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from spdist.kernels.cuda.constants import NARROW_COLUMNS, ROW_CLASSES, SCAN_ROWS
 from spdist.kernels.cuda.module import c_type, value_type
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import row_kernels, workspace
-from spdist.kernels.rowwise_gpu.row_classes import CLASSES, SORT_CLASSES
+from spdist.kernels.rowwise_gpu.row_classes import MOST_PRODUCTS, SORT_CLASSES
 from spdist.kernels.rowwise_gpu.row_kernels import ProductFacts, RowKernels
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.checks import check_product_shapes
@@ -96,16 +96,12 @@ class AnalysedProduct:
     # (nrows of B,) uint8: whether each row of B has the columns of the row before, once nodes are looked for
     same_b: Any = None
     longest_a: int = 0  # entries of A's longest row
+    arrays: tuple[int, ...] = field(init=False)  # arguments of kernels that multiply: addresses of A's and B's arrays
+    pattern: tuple[int, ...] = field(init=False)  # arguments of kernels that count: without the values
 
-    @functools.cached_property
-    def pattern(self) -> tuple[int, ...]:
-        """Arguments of kernels that count: addresses of offsets and columns of A and B."""
-        return tuple(address(array) for m in (self.a, self.b) for array in (m.indptr, m.indices))
-
-    @functools.cached_property
-    def arrays(self) -> tuple[int, ...]:
-        """Arguments of kernels that multiply: addresses of all arrays of A and B."""
-        return tuple(address(array) for m in (self.a, self.b) for array in (m.indptr, m.indices, m.data))
+    def __post_init__(self) -> None:
+        self.arrays = (*_addresses(self.a), *_addresses(self.b))
+        self.pattern = (*self.arrays[:2], *self.arrays[3:5])
 
     @property
     def products(self) -> int:
@@ -237,6 +233,11 @@ def address(array: Any) -> int:
     return int(array.data.ptr)
 
 
+def _addresses(m: CSR) -> tuple[int, int, int]:
+    """Return the addresses of offsets, columns and values."""
+    return address(m.indptr), address(m.indices), address(m.data)
+
+
 def scan_blocks(nrows: int) -> int:
     """Return the thread blocks of the kernel `offsets`."""
     return ceil_div(nrows, SCAN_ROWS)
@@ -286,7 +287,7 @@ def class_limits(device: int) -> Any:
     """Return the most products of a row of each class, the rows without products first, on the device."""
     import cupy
 
-    limits = [0, *(row_class.max_products for row_class in CLASSES)]
+    limits = [0, *MOST_PRODUCTS]
     with cupy.cuda.using_allocator(None):  # kept for ever, so not from the caller's pool
         return cupy.asarray(np.array([*limits, *[2**64 - 1] * (ROW_CLASSES - len(limits))], np.uint64))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +66,8 @@ RANK_CLASSES = (
 CLASSES: tuple[RowClass, ...] = (*SORT_CLASSES, *RANK_CLASSES)
 """Classes by rising products. On the device they are numbered from 1 on; class 0 holds the rows without products."""
 assert len(CLASSES) < ROW_CLASSES
+MOST_PRODUCTS = tuple(row_class.max_products for row_class in CLASSES)
+"""Most products of a row of each class."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def share_rows(counts: list[int], single_pass: bool = False, tuning: RowTuning =
 def _may_join_all(counts: list[int], single_pass: bool, tuning: RowTuning) -> bool:
     """Return whether the last sorted class should take all sorted rows: its kernel adapts to shorter ones."""
     rows = sum(counts)
-    slots = sum(n * row_class.max_products for n, row_class in zip(counts, SORT_CLASSES, strict=True))
+    slots = sum(map(operator.mul, counts, MOST_PRODUCTS))
     most = tuning.few_rows_single_pass if single_pass else tuning.few_rows
     return max(counts) < rows <= (most if slots >= tuning.joined_slots * rows else tuning.few_short_rows)
 
@@ -152,7 +155,7 @@ def single_pass_class(counts: list[int], small: bool, tuning: RowTuning = TUNING
         shares = share_rows(counts, True, tuning)
         least = shares[0].number if len(shares) == 1 else len(CLASSES)
         return next((number for number in SINGLE_PASS_CLASSES if number >= least), None)
-    slots = [rows * row_class.max_products for rows, row_class in zip(counts[1:], CLASSES, strict=False)]
+    slots = list(map(operator.mul, counts[1:], MOST_PRODUCTS))
     for number in SINGLE_PASS_CLASSES:
         rows, products = sum(counts[1 : number + 2]), sum(slots[: number + 1])
         if products >= tuning.single_pass_share * sum(slots):

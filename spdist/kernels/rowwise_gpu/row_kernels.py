@@ -172,4 +172,5 @@ class ProductFacts:
 
     def class_rows(self) -> list[int]:
         """Return the rows of each class, the rows without products first."""
-        return [int(count) for count in self.host[COUNTS : COUNTS + ROW_CLASSES].tolist()]
+        counts: list[int] = self.host[COUNTS : COUNTS + ROW_CLASSES].tolist()
+        return counts

@@ -28,7 +28,7 @@ KEYS_WANTED = (
 )
 
 
-class RefusedError(Exception):
+class SchedulerRefusedError(Exception):
     """Something other than a Dask scheduler answers, or it refuses these keys; says what, and what to do."""
 
 
@@ -36,7 +36,7 @@ def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security 
     """Return the address and the keys of the scheduler that the caller names, or has a client or a cluster of.
 
     `scheduler`: A cluster is any of Dask's: `LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...
-    `given`: the caller's keys, which win over those of the client or cluster.
+    `given`: the caller's keys; they override the client's or cluster's.
     Returns (str, Security or None).
     Raises `InputError` if it is something else, closed, or asynchronous.
 
@@ -121,7 +121,7 @@ def wait_until_reachable(address: str, security: Security, seconds: float) -> No
         try:
             _greet(str(parts.hostname), int(parts.port or 0), context, min(left, SILENT_SECONDS))
             return
-        except RefusedError as error:
+        except SchedulerRefusedError as error:
             raise InputError(f"scheduler={address!r}: {error}") from None
         except socket.gaierror as error:
             raise InputError(f"scheduler={address!r}: no host {parts.hostname!r}: {error.strerror}") from None
@@ -152,13 +152,15 @@ def _greet(host: str, port: int, context: ssl.SSLContext | None, seconds: float)
                 first = link.recv(8, socket.MSG_WAITALL) if context is None else link.recv(8)
         except TimeoutError:
             other = "tls://, or another service" if context is None else "tcp://, or another service"
-            raise RefusedError(f"it accepts connections and is silent for {seconds:.0f} s: is it {other}?") from None
+            raise SchedulerRefusedError(
+                f"it accepts connections and is silent for {seconds:.0f} s: is it {other}?"
+            ) from None
         except ssl.SSLError as error:
-            raise RefusedError(_tls_failure(error)) from None
+            raise SchedulerRefusedError(_tls_failure(error)) from None
     if not first and context is not None:
-        raise RefusedError(f"it ended the connection: {KEYS_WANTED}")
+        raise SchedulerRefusedError(f"it ended the connection: {KEYS_WANTED}")
     if len(first) < 8 or struct.unpack("Q", first)[0] > MOST_GREETING:
-        raise RefusedError("what answers there is no Dask scheduler; correct host and port")
+        raise SchedulerRefusedError("what answers there is no Dask scheduler; correct host and port")
 
 
 def _tls_failure(error: ssl.SSLError) -> str:

@@ -62,7 +62,7 @@ def _raise_open_files(needed: int, workers: int) -> None:
 
 @contextlib.contextmanager
 def _quiet_tracker() -> Iterator[None]:
-    """Keep the process that counts locks, which starts with the first, from warning of those of killed workers."""
+    """Keep the process that counts locks, started with the first, from warning about locks of killed workers."""
     before = os.environ.get("PYTHONWARNINGS", "")
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, "ignore:resource_tracker"]))
     try:

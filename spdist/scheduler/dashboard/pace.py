@@ -7,7 +7,7 @@ from typing import NamedTuple
 SAMPLES = 240
 """Samples that are kept; when they are full, every second one is dropped."""
 EARLIEST_SHARE = 0.01
-"""Share of the work from which on the time left is told."""
+"""Share of the work after which the time left is shown."""
 FEW = 4
 """Samples after the first finished work that make a rate of their own, or weigh as much as an expected one."""
 OVERLAP = 1.5
@@ -54,7 +54,7 @@ class Pace:
     >>> pace = Pace(0.0)
     >>> for now, work in [(2, 10), (3, 20), (4, 30), (5, 40), (6, 50), (7, 60)]:
     ...     pace.add(now, work, work - 10, 100)
-    >>> round(pace.left(8.0).likely, 1)
+    >>> round(pace.estimate_time_left(8.0).likely, 1)
     4.0
     """
 
@@ -67,9 +67,9 @@ class Pace:
         for stage, work in zip(self._stages, (multiplied, written), strict=True):
             stage.add(now, work, total)
 
-    def left(self, now: float) -> TimeLeft | None:
+    def estimate_time_left(self, now: float) -> TimeLeft | None:
         """Return the seconds that are left; None if it is too early to tell."""
-        multiplied, written = (stage.left(now) for stage in self._stages)
+        multiplied, written = (stage.estimate_time_left(now) for stage in self._stages)
         if written is None or (multiplied is not None and not self._stages[1].is_steady):
             return multiplied
         return written if multiplied is None else TimeLeft(*map(max, zip(multiplied, written, strict=True)))
@@ -95,7 +95,7 @@ class _Stage:
         if len(self.samples) > SAMPLES:
             del self.samples[2:-1:2]
 
-    def left(self, now: float) -> TimeLeft | None:
+    def estimate_time_left(self, now: float) -> TimeLeft | None:
         """Return the seconds until all work is done, if others do not hold it up."""
         begin, last = self.samples[0], self.samples[-1]
         if last[1] <= EARLIEST_SHARE * self.total:

@@ -152,7 +152,7 @@ class RunState:
 
     def seconds_left(self, now: float) -> tuple[float, float, float] | None:
         """Return the seconds that are left: likely, least and most; None if it is too early to tell."""
-        return self.pace.left(now) if self.end is None else None
+        return self.pace.estimate_time_left(now) if self.end is None else None
 
     def bound_by(self, now: float) -> tuple[str, float] | None:
         """Return the stage that takes most of the workers' time, and its share; None if nothing ran.

@@ -1,124 +1,72 @@
-"""Publishes plan, progress and end of a run to the scheduler. A failure here never stops a run."""
+"""Publishes plan, progress and end of a run to its scheduler, if there is one."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spdist.scheduler.dashboard.messages import PROGRESS_SECONDS, RUNS, Message, RunEnd, RunStart
+from spdist.scheduler.dashboard.messages import PROGRESS_SECONDS, Message, RunEnd, RunStart
 from spdist.scheduler.dashboard.run_state import CELLS
+from spdist.scheduler.execution.executor import Executor
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.telemetry import Progress
-from spdist.scheduler.planner.plan import Operand, Plan
+from spdist.scheduler.planner.plan import Plan, PlannedOperand
 from spdist.shown import without_secrets
 
-if TYPE_CHECKING:  # a run without a scheduler loads no Dask
-    from distributed import Client
-
 PACKAGES = ("dask", "numba", "numpy", "scipy", "spdist", "zarr")
-"""Packages whose versions the page tells."""
-CALL_SECONDS = 5.0
-"""Seconds that the scheduler may take to hear that a run began, or ended."""
-
-logger = logging.getLogger("spdist")
+"""Packages whose versions the page shows."""
 
 
 class Announcer:
     """Sends the messages of one run.
 
-    `client`: none if there is no scheduler.
-    `heard`: takes each message in this process, too.
+    `on_message`: takes each message in this process, too.
     `stages`: totals by stage, once they are known.
     """
 
-    def __init__(self, client: Client | None, name: str, heard: Callable[[Message], None]) -> None:
-        self.client, self.name, self.heard = client, name, heard
+    def __init__(self, executor: Executor, on_message: Callable[[Message], None]) -> None:
+        self.executor, self.on_message = executor, on_message
         self._next = 0.0
         self._last: Progress | None = None
         self.stages: dict[str, dict[str, float]] = {}
 
     def begin(self, content: RunStart) -> None:
-        """Let the scheduler collect messages, and publish the plan of the run."""
-        message = self._message("start", content)
-        if self.client is None:
-            return
-        from spdist.scheduler.execution.supervision.calls import LOST, describe
-
-        try:
-            self.client.sync(_register, self.client, callback_timeout=CALL_SECONDS)
-            self._send(message)
-        except (*LOST, OSError, ImportError, ValueError, TypeError) as error:  # no spdist there, or no answer
-            logger.info("the scheduler shows no page /spdist for this run: %s", describe(error))
+        """Publish the plan of the run."""
+        self.executor.publish([self._message("start", content)])
 
     def progress(self, now: Progress) -> None:
-        """Tell how far the run is, now and then, without waiting for the scheduler."""
+        """Publish how far the run is, at most every `PROGRESS_SECONDS`."""
         self._last = now
         if (clock := time.monotonic()) < self._next:
             return
         self._next = clock + PROGRESS_SECONDS
-        message = self._message("progress", asdict(now))
-        if self.client is not None and self.client.loop is not None:
-            self.client.loop.add_callback(_log, self.client, message)
+        self.executor.publish([self._message("progress", asdict(now))])
 
     def end(self, error: BaseException | None) -> None:
-        """Tell how far the run came, and how it ended."""
+        """Publish how far the run came, and how it ended."""
         interrupted = isinstance(error, KeyboardInterrupt)
         state = "finished" if error is None else "interrupted" if interrupted else "failed"
         text = "" if error is None or interrupted else without_secrets(str(error))[:2000]
         messages = [self._message("progress", asdict(self._last))] if self._last is not None else []
-        messages.append(self._message("end", RunEnd(state=state, error=text, stages=self.stages)))
-        if self.client is None:
-            return
-        from spdist.scheduler.execution.supervision.calls import LOST, is_connected
-
-        with contextlib.suppress(*LOST, OSError):
-            for message in messages if is_connected(self.client) else ():
-                self._send(message)
+        self.executor.publish([*messages, self._message("end", RunEnd(state=state, error=text, stages=self.stages))])
 
     def _message(self, what: str, content: Any) -> Message:
-        message = {"product": self.name, "what": what, "at": time.time(), "content": without_secrets(content)}
-        self.heard(message)
+        message = {"product": self.executor.name, "what": what, "at": time.time(), "content": without_secrets(content)}
+        self.on_message(message)
         return message
-
-    def _send(self, message: Message) -> None:
-        assert self.client is not None
-        self.client.sync(_log, self.client, message, callback_timeout=CALL_SECONDS)
-
-
-async def _register(client: Client) -> None:
-    from distributed.protocol.pickle import dumps
-
-    from spdist.scheduler.dashboard.collector import RunCollector
-
-    scheduler: Any = client.scheduler
-    plugin = dumps(RunCollector())
-    await scheduler.register_scheduler_plugin(plugin=plugin, name=RunCollector.name, idempotent=True)
-
-
-async def _log(client: Client, message: Message) -> None:
-    """Publish a message; ignore a lost scheduler, which the driver reports."""
-    from spdist.scheduler.execution.supervision.calls import LOST
-
-    with contextlib.suppress(*LOST, OSError):
-        scheduler: Any = client.scheduler
-        await scheduler.log_event(topic=RUNS, msg=message)
 
 
 @contextlib.contextmanager
-def announced(
-    client: Client | None, name: str, content: RunStart, heard: Callable[[Message], None]
-) -> Iterator[Announcer]:
+def announced(executor: Executor, content: RunStart, on_message: Callable[[Message], None]) -> Iterator[Announcer]:
     """Announce a run for the time of a ``with`` block.
 
-    `client`: none if there is no scheduler.
-    `heard`: takes each message in this process, too.
+    `on_message`: takes each message in this process, too.
     """
-    announcer = Announcer(client, name, heard)
+    announcer = Announcer(executor, on_message)
     announcer.begin(content)
     try:
         yield announcer
@@ -168,5 +116,5 @@ def _version(name: str) -> str:
         return "unknown"
 
 
-def _operand(url: str, operand: Operand) -> dict[str, Any]:
+def _operand(url: str, operand: PlannedOperand) -> dict[str, Any]:
     return {"url": url, "shape": list(operand.shape), "nnz": operand.nnz, "bytes": operand.nbytes}

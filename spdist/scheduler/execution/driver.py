@@ -36,7 +36,7 @@ class DriverTuning:
     """Intervals of the driver's periodic work."""
 
     worker_seconds: float = 2.0  # seconds between two looks for new workers
-    poll_seconds: float = 0.1  # seconds between two looks for workers while there are none
+    poll_seconds: float = 0.1  # seconds between two looks for workers while no worker is there
 
 
 TUNING = DriverTuning()
@@ -90,7 +90,7 @@ class Driver(ABC):
         """Run all stages of all blocks."""
         self.advance()
         while self.subjects:
-            self._note_in_flight()
+            self._report_in_flight()
             for handle, result in self.executor.next_completed():
                 self.done.tasks += 1
                 self.complete(*self.subjects.pop(handle), result)
@@ -158,12 +158,12 @@ class Driver(ABC):
         self.done.products += block.work.products
         self.done.written += self.microseconds(block.work)
 
-    def _note_in_flight(self) -> None:
+    def _report_in_flight(self) -> None:
         if not self.window.in_flight:
             return
         oldest = self.window.in_flight[0].task
         blocks, rows = len(self.window.in_flight), (oldest.number, oldest.start, oldest.stop)
-        self.callbacks.note(InFlight(self.done.tasks, blocks, rows, dict(self.assigner.held)))
+        self.callbacks.on_step(InFlight(self.done.tasks, blocks, rows, dict(self.assigner.held)))
 
     def report_progress(self) -> None:
         """Say how far the run is."""
@@ -286,8 +286,8 @@ def announced_run(
     if executor.link:
         callbacks.started(executor.link)
     start = run_start(plan, draft, title, row, callbacks.expects(plan))
-    with announced(executor.client, executor.name, start, callbacks.heard) as announcer:
-        yield callbacks.also(announcer.progress), announcer
+    with announced(executor, start, callbacks.on_message) as announcer:
+        yield callbacks.with_progress(announcer.progress), announcer
 
 
 def execute(
@@ -303,7 +303,7 @@ def execute(
     journal = Journal(layout)
     title, row = family_of(layout.url), journal.checkpoint.row
     with (
-        executor.running(draft, plan, layout.url, callbacks.timed),
+        executor.running(draft, plan, layout.url, callbacks.on_timings),
         announced_run(executor, draft, plan, callbacks, title, row) as (reports, announcer),
     ):
         driver = ProductDriver(executor, plan, layout, journal, reports)

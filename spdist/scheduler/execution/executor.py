@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from spdist.scheduler.dashboard.messages import Message
 from spdist.scheduler.execution.records import JobSpec, StageTotal
 from spdist.scheduler.execution.telemetry import TimingRecord
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.chunked_array import ChunkedArray
-
-if TYPE_CHECKING:  # threads of this process need no Dask
-    from distributed import Client
 
 Handle = Hashable
 """A stage that was submitted."""
 
 
 @dataclass(frozen=True)
-class Costs:
+class RunCosts:
     """What a run cost its workers."""
 
     peaks: Sequence[tuple[int, int]]  # peak bytes of each worker's host memory beyond its idle memory, and of its GPU's
@@ -36,23 +34,25 @@ class Executor(Protocol):
     name: str
 
     @property
-    def client(self) -> Client | None:
-        """Takes the messages of the run to a scheduler; None if there is none."""
+    def link(self) -> str:
+        """Address of Dask's dashboard; empty without Dask."""
         ...
 
-    @property
-    def link(self) -> str:
-        """Address of Dask's dashboard; empty if there is none."""
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Send messages of the run to its scheduler, if there is one; a failure never stops the run.
+
+        Returns at once for progress alone; the scheduler has the start or the end of a run when this returns.
+        """
         ...
 
     def running(
-        self, draft: JobSpec, plan: Plan, url: str = "", timed: Callable[[list[TimingRecord]], None] | None = None
+        self, draft: JobSpec, plan: Plan, url: str = "", on_timings: Callable[[list[TimingRecord]], None] | None = None
     ) -> AbstractContextManager[None]:
         """Have the job on the workers during a ``with`` block; no stage runs when the block has ended.
 
         `draft`: operands and options; the plan decides the rest.
         `url`: of the unfinished C; empty if each block is reduced.
-        `timed`: takes timings, the last of them at the end of the block.
+        `on_timings`: takes timings, the last of them at the end of the block.
         """
         ...
 
@@ -69,7 +69,7 @@ class Executor(Protocol):
     ) -> Handle:
         """Submit a stage: "multiply" (all stages up to the commit), "commit", "join" or "reduce".
 
-        `arguments`: passed to the stage after its context; those of "multiply" are the block's task alone.
+        `arguments`: passed to the stage after its context; "multiply" takes the block's task alone.
         `key`: unique among the calls of the stage.
         `worker`: should run the stage; empty leaves the choice to the executor.
         `after`: handles of the stages before; "join" takes their results as further arguments.
@@ -83,7 +83,7 @@ class Executor(Protocol):
         """
         ...
 
-    def costs(self, workers: Collection[str]) -> Costs:
+    def costs(self, workers: Collection[str]) -> RunCosts:
         """Return what the run cost the workers that had blocks."""
         ...
 

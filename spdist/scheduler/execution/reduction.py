@@ -48,7 +48,7 @@ class ReductionDriver(Driver):
         return work.task, self.what
 
     def advance(self) -> None:
-        """Submit further blocks and, when none remain, those of CPU workers to idle GPUs, too; each once."""
+        """Submit further blocks; when none remain, submit blocks of CPU workers to idle GPUs, too, each once."""
         self.submit_blocks()
         if self.window.remaining:
             return
@@ -81,7 +81,7 @@ def execute_reduction(
     """Return a reduction of a product.
 
     `draft`: operands and options; the plan decides the rest.
-    `callbacks`: `timed` is not called.
+    `callbacks`: `on_timings` is not called.
     Returns as `reduction_spec.final_value` makes it of the reductions of all blocks.
     Raises `SpdistError` if a stage failed.
     """

@@ -1,7 +1,7 @@
 """Timings of stages, from the worker where they are measured to the run's report; and the progress of a run.
 
 Every stage on every worker, GPU stages included, reports through `StageRecorder.record`. Workers publish new timings
-as Dask events (topic ``spdist``); a `TimingSubscriber` passes them to `RunCallbacks.timed`.
+as Dask events (topic ``spdist``); a `TimingSubscriber` passes them to `RunCallbacks.on_timings`.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class RunCallbacks:
     started: Callable[[str], None] = lambda link: None
     progress: Callable[[Progress], None] | None = None  # takes a `Progress` after each step
     # takes a list of timings, each a dictionary with the fields of `StageTiming` and ``worker``
-    timed: Callable[[list[TimingRecord]], None] | None = None
+    on_timings: Callable[[list[TimingRecord]], None] | None = None
     # takes the addresses of all workers; returns those that the run may use
     admit: Callable[[list[str]], list[str]] = lambda workers: workers
-    note: Callable[[InFlight], None] = lambda now: None  # called with the `InFlight` after each step
+    on_step: Callable[[InFlight], None] = lambda now: None  # called with the `InFlight` after each step
     # takes each message that the scheduler gets about the run; see `dashboard.messages`
-    heard: Callable[[dict[str, Any]], None] = lambda message: None
+    on_message: Callable[[dict[str, Any]], None] = lambda message: None
     # takes the plan; returns the wall seconds that its run should take here, 0.0 if nobody knows
     expects: Callable[[Plan], float] = lambda plan: 0.0
 
-    def also(self, progress: Callable[[Progress], None]) -> RunCallbacks:
+    def with_progress(self, progress: Callable[[Progress], None]) -> RunCallbacks:
         """Return the callbacks with another function that takes the progress."""
         mine = self.progress
 
@@ -161,11 +161,11 @@ class TimingSubscriber:
     """Passes the timings that workers publish for one job to a callback.
 
     `name`: name of the job.
-    `timed`: see `RunCallbacks`.
+    `on_timings`: see `RunCallbacks`.
     """
 
-    def __init__(self, name: str, timed: Callable[[list[TimingRecord]], None]) -> None:
-        self.name, self.timed = name, timed
+    def __init__(self, name: str, on_timings: Callable[[list[TimingRecord]], None]) -> None:
+        self.name, self.on_timings = name, on_timings
         self._received: Counter[str] = Counter()
 
     def receive(self, event: tuple[Any, dict[str, Any]]) -> None:
@@ -187,7 +187,7 @@ class TimingSubscriber:
             self._pass_on(worker, rest)
 
     def _pass_on(self, worker: str, timings: list[TimingRecord]) -> None:
-        self.timed([timing | {"worker": worker} for timing in timings])
+        self.on_timings([timing | {"worker": worker} for timing in timings])
 
 
 def add_totals(workers: Iterable[Mapping[str, StageTotal]]) -> dict[str, dict[str, float]]:

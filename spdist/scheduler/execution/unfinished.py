@@ -74,7 +74,7 @@ def has_plan_of(url: str, product: object) -> bool:
 
 
 def read_plan(url: str, product: object = None) -> Plan | None:
-    """Read the plan of an unfinished C; None if there is none.
+    """Read the plan of an unfinished C; None if it has no plan.
 
     `product`: as for `write_plan`; None takes the plan of any product.
     Raises `CorruptError` if the plan is damaged, or belongs to another C.

@@ -107,7 +107,7 @@ class SharedChunks:
         self._joining: set[int] = set()
 
     def begin_commit(self, block: BlockInFlight, commit: Handle) -> None:
-        """Note that a commit was submitted, and the Zarr chunks of which it returns fragments."""
+        """Record that a commit was submitted, and which Zarr chunks it fills in part."""
         if not block.nnz:
             return
         self._committing[block.task.number] = block.offset

@@ -26,7 +26,7 @@ from spdist.storage.matrix import Allocate, Held
 
 
 class PartialResult(NamedTuple):
-    """Rows of C of a block, of which `piece` is the last piece in it."""
+    """Rows of C of a block, summed over its pieces 0 to `piece`."""
 
     piece: int
     c: CSR
@@ -204,7 +204,7 @@ CONTEXTS: dict[str, WorkerContext] = {}
 def add_partial(c: CSR, partial: CSR, spec: ProductSpec, *, is_last: bool) -> CSR:
     """Return the sum of partial products; the last one applies threshold and top-n.
 
-    `c, partial`: the sum so far, and the partial product to add to it. If one has fewer rows, the sum has as few.
+    `c, partial`: the sum so far, and the partial product to add to it. The sum has as many rows as the shorter operand.
     `spec`: its semiring adds.
     `is_last`: whether `partial` is the last summand.
     """

@@ -1,4 +1,4 @@
-"""A worker as a process: its memory now and at its peak, its GPU, its priority, and the signals that it ignores."""
+"""A worker as a process: its memory now and at its peak, its allocator, and its GPU."""
 
 from __future__ import annotations
 
@@ -6,23 +6,15 @@ import contextlib
 import ctypes
 import functools
 import math
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spdist.errors import InputError, install
 from spdist.foundation.cpus import count_cpus
 
-if TYPE_CHECKING:
-    from distributed import Worker
-
-NICE_VARIABLE = "SPDIST_NICE"
-"""Environment variable: by how much a worker lowers its priority (`os.nice`)."""
 COPY_BYTES, COPIES = 16 << 20, 3
 """To measure one core's copy rate: bytes of a copy, more than its caches hold, and the number of copies."""
 KEPT_FROM, KEPT_SHARE, KEPT_LEAST, KEPT_MOST = 16 << 20, 128, 128 << 10, 4 << 20
@@ -96,7 +88,7 @@ def _most_kept(memory_limit: int) -> int:
 
 
 def _keep_arrays(most: int) -> None:
-    """Keep freed arrays of at most so many bytes."""
+    """Keep freed arrays of at most `most` bytes."""
     _set_allocator({MMAP_THRESHOLD: most, TRIM_THRESHOLD: most})
 
 
@@ -134,7 +126,7 @@ def gpu_name() -> str | None:
 def count_gpus() -> int:
     """Return how many GPUs this process sees.
 
-    Raises `InputError` if there is none, or CuPy is missing.
+    Raises `InputError` without a GPU or CuPy.
     """
     try:
         import cupy
@@ -145,13 +137,3 @@ def count_gpus() -> int:
             f"the engine needs a CUDA device and CuPy ({error}): {install('cu13')} on a machine with a GPU, or "
             f"choose engine='auto'"
         ) from None
-
-
-def dask_setup(worker: Worker) -> None:
-    """Ignore Ctrl-C, lower the priority, and come back after a cut of the network; Dask calls this at the start."""
-    from spdist.scheduler.execution.supervision.silence import come_back
-
-    come_back(worker)
-    os.nice(int(os.environ.get(NICE_VARIABLE, 0)))
-    with contextlib.suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,18 +18,19 @@ from distributed import Client, Future, Reschedule, as_completed, get_worker
 
 from spdist.errors import SpdistError
 from spdist.foundation import phases
-from spdist.scheduler.dashboard.messages import TIMINGS
-from spdist.scheduler.execution.clients.members import dashboard_link, fetch, shared_name, with_gpu, workers_of
-from spdist.scheduler.execution.executor import Costs
+from spdist.scheduler.dashboard.messages import TIMINGS, Message
+from spdist.scheduler.execution.executor import RunCosts
 from spdist.scheduler.execution.journal import is_seen
-from spdist.scheduler.execution.plugins import compilations, installed, peak_memory
 from spdist.scheduler.execution.records import BlockTask, JobSpec
 from spdist.scheduler.execution.stages import STAGES, stage_failure
-from spdist.scheduler.execution.supervision.calls import addresses, is_connected, lost_scheduler
-from spdist.scheduler.execution.supervision.late_workers import STAYING_OUT
-from spdist.scheduler.execution.supervision.silence import wait_until_known
 from spdist.scheduler.execution.telemetry import TimingRecord, TimingSubscriber
 from spdist.scheduler.execution.worker import CONTEXTS, stage_totals, unpublished_timings
+from spdist.scheduler.executors.clients.members import dashboard_link, fetch, shared_name, with_gpu, workers_of
+from spdist.scheduler.executors.clients.publishing import publish
+from spdist.scheduler.executors.plugins import compilations, installed, peak_memory
+from spdist.scheduler.executors.supervision.calls import addresses, is_connected, lost_scheduler
+from spdist.scheduler.executors.supervision.late_workers import STAYING_OUT
+from spdist.scheduler.executors.supervision.silence import wait_until_known
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.chunked_array import ChunkedArray
 
@@ -40,7 +41,7 @@ WRITING_STAGES = "commit", "join"
 """Stages that write to C."""
 
 FETCHED_STAGES = "multiply", "reduce"
-"""Stages whose results the driver needs; those of others stay with the workers."""
+"""Stages whose results the driver needs; other results stay with the workers."""
 
 TASK_NAMES = {"join": "assemble"}
 """Display names for tasks whose stage name Dask would misread. Dask's page of groups takes ``dask.order`` for a
@@ -60,16 +61,20 @@ class DaskExecutor:
         self._completed = as_completed(loop=client.loop)
         self._fetched: set[Any] = set()  # keys of tasks whose results are fetched
 
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Send messages of the run to the scheduler; one of progress alone without waiting."""
+        publish(self.client, messages)
+
     @contextmanager
     def running(
-        self, draft: JobSpec, plan: Plan, url: str = "", timed: Callable[[list[TimingRecord]], None] | None = None
+        self, draft: JobSpec, plan: Plan, url: str = "", on_timings: Callable[[list[TimingRecord]], None] | None = None
     ) -> Iterator[None]:
         """Have the job installed on the workers, without searches for garbage among the objects that there are."""
         job = draft.with_plan(plan, shared_name(self.client))
         if not url:
             job = replace(job, blocks_in_flight=plan.threads)  # of a reduction each thread has one block
         self._pieces = len(job.pieces)
-        timings = TimingSubscriber(self.name, timed) if timed is not None else None
+        timings = TimingSubscriber(self.name, on_timings) if on_timings is not None else None
         if timings is not None:  # before workers have the job: they begin to publish as soon as they have it
             self.client.subscribe_topic(TIMINGS, timings.receive)
         gc.freeze()  # millions of tasks make garbage; the objects before them need not be searched each time
@@ -160,13 +165,13 @@ class DaskExecutor:
         self._fetched.difference_update(future.key for future in wanted)
         return [*zip(wanted, fetch(self.client, wanted), strict=True), *finished]
 
-    def costs(self, workers: Collection[str]) -> Costs:
+    def costs(self, workers: Collection[str]) -> RunCosts:
         """Ask the workers for peaks and stage totals; a worker may die at the last moment."""
         alive = set(addresses(self.client))  # Dask would try to reach one that died for half a minute
         used = [address for address in workers if address in alive] or None
         peaks = self.client.run(peak_memory, self.name, workers=used, on_error="ignore")
         stages = self.client.run(stage_totals, self.name, on_error="ignore")
-        return Costs(list(peaks.values()), list(stages.values()))
+        return RunCosts(list(peaks.values()), list(stages.values()))
 
     def workers_that_see(self, array: ChunkedArray, k: int) -> list[str]:
         """Ask the workers whether they see a Zarr chunk."""

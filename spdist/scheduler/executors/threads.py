@@ -15,8 +15,9 @@ from typing import Any
 
 from spdist.errors import SpdistError
 from spdist.foundation import phases
+from spdist.scheduler.dashboard.messages import Message
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.execution.executor import Costs
+from spdist.scheduler.execution.executor import RunCosts
 from spdist.scheduler.execution.records import BlockCounts, BlockOperands, JobSpec
 from spdist.scheduler.execution.stages import STAGES, compute, count, stage_failure
 from spdist.scheduler.execution.telemetry import TimingRecord
@@ -63,7 +64,7 @@ class ThreadExecutor:
     It holds blocks that are read ahead, one that is made and one that is written: no more than the plan has in flight.
     """
 
-    client, link = None, ""
+    link = ""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -73,9 +74,12 @@ class ThreadExecutor:
         self._done: deque[StageCall] = deque()
         self._was_cut = False  # whether rows of the last block remain
 
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Do nothing: there is no scheduler."""
+
     @contextmanager
     def running(
-        self, draft: JobSpec, plan: Plan, url: str = "", timed: Callable[[list[TimingRecord]], None] | None = None
+        self, draft: JobSpec, plan: Plan, url: str = "", on_timings: Callable[[list[TimingRecord]], None] | None = None
     ) -> Iterator[None]:
         """Have the job in this process; release its memory afterwards."""
         self._context = context = WorkerContext(fix_engine(draft.with_plan(plan, ""), plan))
@@ -92,8 +96,8 @@ class ThreadExecutor:
             try:
                 yield
                 phases.add_compiled(phases.COMPILATIONS.since(phases.call_begin()))
-                if timed is not None:
-                    timed([timing | {"worker": WORKER} for timing in context.telemetry.take_timings()])
+                if on_timings is not None:
+                    on_timings([timing | {"worker": WORKER} for timing in context.telemetry.take_timings()])
             finally:
                 for threads in (self._readers, self._writer):
                     threads.shutdown(cancel_futures=True)
@@ -177,10 +181,10 @@ class ThreadExecutor:
         while self._writes:
             self._writing.append(self._writer.submit(self._run, self._writes.popleft()))
 
-    def costs(self, workers: Collection[str]) -> Costs:
+    def costs(self, workers: Collection[str]) -> RunCosts:
         """Return the memory that this process took since the job was loaded, and its stages."""
         peak = max(worker_process.peak_memory() - self._idle, 0)
-        return Costs([(peak, self._context.gpu_peak())], [self._context.telemetry.totals])
+        return RunCosts([(peak, self._context.gpu_peak())], [self._context.telemetry.totals])
 
     def workers_that_see(self, array: ChunkedArray, k: int) -> list[str]:
         """Return none: there is no other process."""

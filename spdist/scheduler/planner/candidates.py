@@ -17,9 +17,9 @@ from spdist.scheduler.planner.block_table import (
     joined_records,
 )
 from spdist.scheduler.planner.memory import block_budget
-from spdist.scheduler.planner.plan import Block, Operand, Plan, even_bounds
+from spdist.scheduler.planner.plan import Block, Plan, PlannedOperand, even_bounds
 from spdist.scheduler.planner.stored_rows import Lengths
-from spdist.scheduler.planner.worker_memory import C_ROW_BYTES, Room, WorkerMemory
+from spdist.scheduler.planner.worker_memory import C_ROW_BYTES, MemoryDivision, WorkerMemory
 
 Bounds = tuple[int, ...]
 
@@ -75,12 +75,12 @@ class Assembler:
         parts = int(np.max(-(-table["b_bytes"][over] // np.maximum(budget - rest[over], 1)))) + 1
         return even_bounds(self.b_lengths + 1, min(parts, inner)), (0, ncols)
 
-    def plan(self, table: BlockTable, room: Room) -> Plan:
+    def plan(self, table: BlockTable, division: MemoryDivision) -> Plan:
         """Return the plan of these blocks."""
         memory, request = self.memory, self.memory.request
-        sizes = self.sizes(table, room.budget)
-        blocks = self._blocks(table, sizes, room.budget)
-        c = Operand(
+        sizes = self.sizes(table, division.budget)
+        blocks = self._blocks(table, sizes, division.budget)
+        c = PlannedOperand(
             (request.a.nrows, request.b.ncols),
             sum(block.nnz for block in blocks),
             memory.dtype.itemsize,
@@ -88,10 +88,11 @@ class Assembler:
             blocksize(memory.dtype) or (1, 1),
         )
         return Plan(
-            memory.a, memory.b, c, request.engine, memory.limit, room.reserved, room.blocks_in_flight, room.b_resident,
-            memory.chunk_length, sizes.inner, sizes.columns, blocks, sum(block.products for block in blocks),
-            memory.limit, counted=not memory.row_limits.upper, threads=room.threads,
-            threads_share_blocks=room.threads > 1 and request.threads_share_blocks,
+            memory.a, memory.b, c, request.engine, memory.limit, division.reserved, division.blocks_in_flight,
+            division.b_resident, memory.chunk_length, sizes.inner, sizes.columns, blocks,
+            sum(block.products for block in blocks),
+            memory.limit, counted=not memory.row_limits.upper, threads=division.threads,
+            threads_share_blocks=division.threads > 1 and request.threads_share_blocks,
         )  # fmt: skip
 
     def _blocks(self, table: BlockTable, sizes: BlockSizes, budget: int) -> tuple[Block, ...]:
@@ -151,21 +152,21 @@ def join_blocks(
     return block_table(joined)
 
 
-def tapered(memory: WorkerMemory, table: BlockTable, room: Room) -> BlockTable:
+def tapered(memory: WorkerMemory, table: BlockTable, division: MemoryDivision) -> BlockTable:
     """Join blocks that a GPU only reduces into ever smaller ones, so that all GPUs end at about the same time.
 
     A GPU is idle from the end of one block to the beginning of the next. Blocks are therefore large at first and
     small only toward the end.
 
-    `room`: with the bytes of a joined block, `Room.budget`.
+    `division`: with the bytes of a joined block, `MemoryDivision.budget`.
     Returns `table` itself if C is written, a grid is forced, B is not resident, or workers without a GPU multiply too.
     """
     request, tuning = memory.request, memory.tuning.blocks
-    if request.writes_c or not request.on_gpus_alone or not room.b_resident or request.grid is not None:
+    if request.writes_c or not request.on_gpus_alone or not division.b_resident or request.grid is not None:
         return table
     left = np.cumsum(table["products"][::-1])[::-1]
     products = np.clip(left // tuning.taper, memory.block_products, tuning.gpu_reduced_products)
-    return join_blocks(memory, table, room.budget, products=products)
+    return join_blocks(memory, table, division.budget, products=products)
 
 
 def with_more_in_flight(memory: WorkerMemory, plan: Plan) -> Plan:
@@ -210,8 +211,8 @@ def with_fewer_reads(assembler: Assembler, plan: Plan, table: BlockTable) -> Pla
         return plan
     if plan.blocks_in_flight != memory.usual_in_flight(plan.threads):
         return plan
-    room = memory.room(plan.resident, plan.threads, max(1, plan.blocks_in_flight // 2))
-    joined = assembler.plan(join_blocks(memory, table, room.budget), room)
+    division = memory.division(plan.resident, plan.threads, max(1, plan.blocks_in_flight // 2))
+    joined = assembler.plan(join_blocks(memory, table, division.budget), division)
     return min(plan, joined, key=predicted_seconds)
 
 
@@ -230,13 +231,13 @@ def with_own_rows_of_b(assembler: Assembler, b_reads: BlockTable) -> Plan | None
     few = len(b_reads) < tuning.least_blocks * joins
     if not memory.request.on_gpu or few or joins > tuning.most_joined or reread <= -1:
         return None
-    room = memory.room(False, 1, memory.tuning.blocks.in_flight)
-    table = join_blocks(memory, b_reads, room.budget, joins)
+    division = memory.division(False, 1, memory.tuning.blocks.in_flight)
+    table = join_blocks(memory, b_reads, division.budget, joins)
     table["b_chunks"] = table["b_chunks"] * (1 + reread * len(table) / len(b_reads)) / (1 + reread)
-    sizes = assembler.sizes(table, room.budget)
-    if sizes.split.any() or sizes.needed(table).max() > room.budget:
+    sizes = assembler.sizes(table, division.budget)
+    if sizes.split.any() or sizes.needed(table).max() > division.budget:
         return None
-    return with_more_in_flight(memory, assembler.plan(table, room))
+    return with_more_in_flight(memory, assembler.plan(table, division))
 
 
 def predicted_seconds(plan: Plan) -> float:

@@ -16,7 +16,7 @@ FIRST_STAMP = 1
 """Number of the first block: rows of B that no block has needed are stamped with 0."""
 
 
-class Costs(NamedTuple):
+class BlockCosts(NamedTuple):
     """Bytes of each part of a block, and the bounds that end one."""
 
     # bytes of one entry
@@ -74,7 +74,7 @@ class Position(NamedTuple):
 
 @part
 def _count_row(
-    a: RowsOfA, begin: np.int64, end: np.int64, b: RowsOfB, costs: Costs, number: np.uint32
+    a: RowsOfA, begin: np.int64, end: np.int64, b: RowsOfB, costs: BlockCosts, number: np.uint32
 ) -> tuple[np.int64, np.int64, np.int64]:
     """Return the products of a row of A, and the bytes and Zarr chunks of B that its block did not need before."""
     products, nbytes, chunks = np.int64(0), np.int64(0), np.int64(0)
@@ -95,7 +95,7 @@ def _count_row(
 
 @part
 def _expect_row(
-    products: np.int64 | int, row: int, expected: ExpectedRows, costs: Costs
+    products: np.int64 | int, row: int, expected: ExpectedRows, costs: BlockCosts
 ) -> tuple[np.int64, np.int64, np.int64]:
     """Return the products of a row that are made, the entries of C that are expected of them, and a bound on these."""
     nnz = products
@@ -130,7 +130,7 @@ def cut(
     a: RowsOfA,
     b: RowsOfB,
     expected: ExpectedRows,
-    costs: Costs,
+    costs: BlockCosts,
     forced: Int64Array,
     position: Position,
     out: BlockTable,
@@ -183,7 +183,13 @@ class BlockCutter:
     """
 
     def __init__(
-        self, costs: Costs, expected: ExpectedRows, b_lengths: Lengths, b_chunks: int, forced: Int64Array, row: int = 0
+        self,
+        costs: BlockCosts,
+        expected: ExpectedRows,
+        b_lengths: Lengths,
+        b_chunks: int,
+        forced: Int64Array,
+        row: int = 0,
     ) -> None:
         rows_per_chunk = max(1, -(-len(b_lengths) // max(b_chunks, 1)))
         chunk_stamps = np.zeros(len(b_lengths) // rows_per_chunk + 1, np.uint32)

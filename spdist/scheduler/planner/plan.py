@@ -72,7 +72,7 @@ JSON_KEYS = {"blocks_in_flight": "pairs"}
 
 
 @dataclass(frozen=True)
-class Operand:
+class PlannedOperand:
     """A stored matrix as a plan describes it."""
 
     shape: tuple[int, int]  # in dense blocks if the matrix is stored in blocks
@@ -136,9 +136,9 @@ class Plan(Displayed):
     """How A @ B is cut, and the bytes that each part takes."""
 
     # the nnz of C is estimated
-    a: Operand
-    b: Operand
-    c: Operand
+    a: PlannedOperand
+    b: PlannedOperand
+    c: PlannedOperand
     engine: str  # engine that multiplies blocks
     # bytes that a worker may use: of the GPU's memory with an engine of GPUs, else of the host's
     memory_limit: int
@@ -285,7 +285,7 @@ class Plan(Displayed):
         raw = {names.get(key, key): value for key, value in json.loads(text).items()}
         for name in ("a", "b", "c"):
             tuples = {key: tuple(raw[name][key]) for key in ("shape", "block")}
-            raw[name] = Operand(**(raw[name] | tuples))
+            raw[name] = PlannedOperand(**(raw[name] | tuples))
         for name in ("inner_bounds", "column_bounds"):
             raw[name] = tuple(raw[name])
         raw["blocks"] = tuple(Block(**block) for block in raw["blocks"])
@@ -325,7 +325,7 @@ class Plan(Displayed):
     def description(self, core_seconds: Mapping[str, float] | None = None) -> list[Part]:
         """Return the plan in words: grid, bytes and seconds of each stage, memory of a worker.
 
-        `core_seconds`: CPU seconds of each stage on the machine that will run the plan; by default those of typical
+        `core_seconds`: CPU seconds of each stage on the machine that will run the plan; by default on typical
         cores.
         """
         grid = self.grid

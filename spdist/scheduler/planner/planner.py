@@ -1,8 +1,8 @@
 """From two stored matrices to a `Plan`, in bounded memory.
 
-Three passes, none of which holds a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and a scan
-over A's columns that counts products and distinct rows of B and ends a block when a bound is reached. If GPUs reduce C,
-which does not leave them then, there is no sample, and entries of C bound nothing.
+Three streaming passes, none holding a matrix: the row lengths of B (4 bytes a row), nnz(C) of a sample of rows, and a
+scan over A's columns that counts products and distinct rows of B and ends a block when a bound is reached. If GPUs
+reduce C, which does not leave them then, there is no sample, and entries of C bound nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from spdist.scheduler.planner.worker_memory import (
     A_ROW_BYTES,
     C_ROW_BYTES,
     MASK_ROW_BYTES,
-    Room,
+    MemoryDivision,
     WorkerMemory,
 )
 from spdist.storage.matrix import StoredMatrix
@@ -68,7 +68,7 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
     parts = max(1, min(scan.parts, a.nnz // scan.part_entries)) if request.grid is None else 1
     b_lengths = row_lengths(b)
     check_end_offsets(a)
-    if not b.ours:
+    if not b.is_known_canonical:
         b.check()
     limits = row_limits(request.spec, a, b, b_lengths)
     if request.in_process:
@@ -152,7 +152,7 @@ def check_operands(a: StoredMatrix, b: StoredMatrix, grid: tuple[int, int, int] 
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-class CutRows(NamedTuple):
+class CutResult(NamedTuple):
     """Blocks that were cut for one division of the memory."""
 
     table: BlockTable
@@ -160,18 +160,18 @@ class CutRows(NamedTuple):
     b_reads: BlockTable | None = None
 
 
-class Attempt(NamedTuple):
-    """The candidate for a B that is resident or is not, or why there is none."""
+class ResidencyCandidate(NamedTuple):
+    """The plan for a B that is resident or is not, or why the rows do not fit."""
 
     plan: Plan | None  # none if a block does not fit
     worst: Block | None  # the block that needs most bytes, if there is no plan
-    room: Room  # how the memory was divided in the end
-    b_reads: BlockTable  # of the last `CutRows` that has it; else empty
+    division: MemoryDivision  # how the memory was divided in the end
+    b_reads: BlockTable  # of the last `CutResult` that has it; else empty
 
     @property
     def needed(self) -> int:
         """Bytes held throughout, and of the worst block."""
-        return self.room.reserved + (self.worst.needed if self.worst else 0)
+        return self.division.reserved + (self.worst.needed if self.worst else 0)
 
 
 class PlanSearch:
@@ -184,7 +184,7 @@ class PlanSearch:
     def __init__(self, scan: RowScan) -> None:
         self.scan = scan
         self._counted: dict[int, int] = {}
-        self._checked = scan.a.ours  # no scan has to look again whether the rows of A are sorted
+        self._checked = scan.a.is_known_canonical  # no scan has to look again whether the rows of A are sorted
 
     def best(self, memory: WorkerMemory) -> Plan:
         """Return the plan of least predicted time for one worker of this memory.
@@ -193,7 +193,7 @@ class PlanSearch:
         """
         assembler = Assembler(memory, self.scan.b_lengths)
         plans: list[Plan] = []
-        attempts: list[Attempt] = []
+        attempts: list[ResidencyCandidate] = []
         for b_resident in (True, False) if memory.can_be_resident else (False,):
             attempt = self._attempt(memory, b_resident)
             if b_resident and (plan := with_own_rows_of_b(assembler, attempt.b_reads)) is not None:
@@ -206,18 +206,18 @@ class PlanSearch:
             raise self._refusal(memory, min(attempts, key=lambda attempt: attempt.needed))
         return min(plans, key=predicted_seconds)
 
-    def _attempt(self, memory: WorkerMemory, b_resident: bool) -> Attempt:
+    def _attempt(self, memory: WorkerMemory, b_resident: bool) -> ResidencyCandidate:
         """Return the candidate with as many blocks in flight as fit, and its variants that should take less time."""
         assembler = Assembler(memory, self.scan.b_lengths)
         b_reads = block_table()
-        for room in memory.rooms(b_resident):
-            cut = self._cut(memory, room)
+        for division in memory.divisions(b_resident):
+            cut = self._cut(memory, division)
             b_reads = b_reads if cut.b_reads is None else cut.b_reads
-            needed = self._count_long_rows(assembler, cut.table, room.budget)
-            if not len(needed) or needed.max() <= room.budget:
-                plan = with_more_in_flight(memory, assembler.plan(tapered(memory, cut.table, room), room))
-                return Attempt(with_fewer_reads(assembler, plan, cut.table), None, room, b_reads)
-        return Attempt(None, assembler.worst_block(cut.table, room.budget), room, b_reads)
+            needed = self._count_long_rows(assembler, cut.table, division.budget)
+            if not len(needed) or needed.max() <= division.budget:
+                plan = with_more_in_flight(memory, assembler.plan(tapered(memory, cut.table, division), division))
+                return ResidencyCandidate(with_fewer_reads(assembler, plan, cut.table), None, division, b_reads)
+        return ResidencyCandidate(None, assembler.worst_block(cut.table, division.budget), division, b_reads)
 
     def _count_long_rows(self, assembler: Assembler, table: BlockTable, budget: int) -> Int64Array:
         """Return the bytes of each block, after exact counts of rows that only their entries keep out.
@@ -261,55 +261,56 @@ class PlanSearch:
             low, high = (low, middle) if self._fits(replace(memory, limit=middle << 20)) else (middle, high)
         return high << 20
 
-    def _refusal(self, memory: WorkerMemory, attempt: Attempt) -> MemoryBoundError:
+    def _refusal(self, memory: WorkerMemory, attempt: ResidencyCandidate) -> MemoryBoundError:
         """Return the error for the attempt that came nearest."""
-        worst, room, request = attempt.worst, attempt.room, memory.request
+        worst, division, request = attempt.worst, attempt.division, memory.request
         assert worst is not None
         limit = "host_limit" if request.on_gpu else "memory_limit"
         one = worst.stop == worst.start + 1
         what = f"row {worst.start:,}" if one else f"the block of rows {worst.start:,} to {worst.stop:,}"
-        held = "buffers, workspace and B" if room.b_resident else "buffers and workspace"
+        enough = self._enough(memory) // 2**20  # MiB
+        held = "buffers, workspace and B" if division.b_resident else "buffers and workspace"
         return MemoryBoundError(
             f"{what} of A expands to {worst.products:,} products and needs {format_bytes(worst.needed)}, but "
-            f"{limit}={format_bytes(memory.limit)} leaves {format_bytes(max(room.budget, 0))} for a block after "
-            f"{format_bytes(room.reserved)} for {held}: raise {limit} to at least {self._enough(memory) // 2**20}MiB"
+            f"{limit}={format_bytes(memory.limit)} leaves {format_bytes(max(division.budget, 0))} for a block after "
+            f"{format_bytes(division.reserved)} for {held}: raise {limit} to at least {enough}MiB"
             + (", or ask for a finer grid" if request.grid else "")
         )
 
-    def _cut(self, memory: WorkerMemory, room: Room) -> CutRows:
+    def _cut(self, memory: WorkerMemory, division: MemoryDivision) -> CutResult:
         """Cut the rows of A into blocks for which there is room."""
-        request, budget = memory.request, max(room.budget, 1)
+        request, budget = memory.request, max(division.budget, 1)
         if request.grid is not None:
             forced = np.array(even_bounds(self._row_products(memory), request.grid[0])[1:-1], np.int64)
             forced = forced if len(forced) else np.array([request.a.nrows], np.int64)
-        elif (one := self._one_block(memory, room)) is not None:
-            return CutRows(one)
+        elif (one := self._one_block(memory, division)) is not None:
+            return CutResult(one)
         else:
             forced = np.empty(0, np.int64)
-        from spdist.scheduler.planner.cut_rows import Costs  # loads Numba
+        from spdist.scheduler.planner.cut_rows import BlockCosts  # loads Numba
 
-        if room.b_resident and request.writes_c and request.on_gpu:
+        if division.b_resident and request.writes_c and request.on_gpu:
             budget = min(budget, memory.tuning.blocks.gpu_bytes)
         limits = memory.row_limits
-        costs = Costs(
+        costs = BlockCosts(
             a_entry=memory.a_entry, b_entry=memory.b_entry, b_row=memory.b_row, c_entry=memory.c_entry_on_host,
             c_row=C_ROW_BYTES, nrows=request.a.nrows, ncols=request.b.ncols,
             budget=int(budget / memory.tuning.blocks.margin), max_products=memory.block_products,
-            mask_entry=memory.index_bytes, inside=limits.inside, top_n=limits.top_n, b_resident=room.b_resident,
+            mask_entry=memory.index_bytes, inside=limits.inside, top_n=limits.top_n, b_resident=division.b_resident,
             upper=limits.upper,
         )  # fmt: skip
         table = self.scan.blocks(costs, memory.estimate, forced, check_canonical=not self._checked)
         self._checked = True
-        if not room.b_resident:
-            return CutRows(table)
+        if not division.b_resident:
+            return CutResult(table)
         b_reads = table.copy()
         table["b_bytes"] = table["b_chunks"] = 0
-        return CutRows(table, b_reads)
+        return CutResult(table, b_reads)
 
-    def _one_block(self, memory: WorkerMemory, room: Room) -> BlockTable | None:
+    def _one_block(self, memory: WorkerMemory, division: MemoryDivision) -> BlockTable | None:
         """Return the one block of a small product; None if it is not small. Needs no compiled scan."""
         a, ncols, limits, tuning = memory.request.a, memory.request.b.ncols, memory.row_limits, memory.tuning.blocks
-        if a.nnz > tuning.small_nnz or not a.nrows or not room.b_resident:
+        if a.nnz > tuning.small_nnz or not a.nrows or not division.b_resident:
             return None
         rows = a.rows_indices(0, a.nrows)
         check_canonical(rows, a.url)
@@ -323,7 +324,7 @@ class PlanSearch:
         products, uncut = np.ceil(memory.estimate.shares(a.nrows) * (products, uncut)).astype(np.int64)
         nnz, total = int(np.minimum(uncut, limits.top_n).sum()), int(products.sum())
         nbytes = a_bytes + max(nnz, min(longest, limits.top_n)) * memory.c_entry_on_host + a.nrows * C_ROW_BYTES
-        if total > tuning.small_products or nbytes * tuning.margin > max(room.budget, 1):
+        if total > tuning.small_products or nbytes * tuning.margin > max(division.budget, 1):
             return None
         return block_table([BlockRecord(0, a.nrows, total, nnz, a_bytes, 0, 0, int(uncut.sum()), longest)])
 

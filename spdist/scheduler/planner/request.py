@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from spdist.kernels.engine import find_engine
 from spdist.matrices.dtypes import number_dtype
-from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, Operand
+from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, PlannedOperand
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
 from spdist.stores.registry import at
@@ -84,7 +84,7 @@ class PlanRequest:
         return CastBytes(left, right)
 
 
-def operand(matrix: StoredMatrix) -> Operand:
+def operand(matrix: StoredMatrix) -> PlannedOperand:
     """Describe `matrix` for a plan."""
     longest = matrix.indices.chunk_nbytes + matrix.data.chunk_nbytes
-    return Operand(matrix.shape, matrix.nnz, matrix.dtype.itemsize, longest, matrix.blocksize or (1, 1))
+    return PlannedOperand(matrix.shape, matrix.nnz, matrix.dtype.itemsize, longest, matrix.blocksize or (1, 1))

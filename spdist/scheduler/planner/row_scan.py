@@ -28,7 +28,7 @@ from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import Diagonal
 
 if TYPE_CHECKING:
-    from spdist.scheduler.planner.cut_rows import BlockCutter, Costs
+    from spdist.scheduler.planner.cut_rows import BlockCosts, BlockCutter
 
 
 class ColumnReader:
@@ -66,7 +66,7 @@ class ColumnReader:
         return self.buffers[1][:size]
 
 
-class RowRange(NamedTuple):
+class ScannedRows(NamedTuple):
     """Rows ``[start:stop)`` of A: their offsets and their columns."""
 
     start: int
@@ -75,7 +75,7 @@ class RowRange(NamedTuple):
     columns: ValueArray
 
 
-def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> Iterator[RowRange]:
+def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> Iterator[ScannedRows]:
     """Yield rows ``[first:last)`` by ranges, and read the next range meanwhile.
 
     `first, last`: first row, and the row after the last.
@@ -88,10 +88,10 @@ def read_ranges(a: StoredMatrix, first: int, last: int, tuning: ScanTuning) -> I
         for rows in a.row_blocks(max(tuning.read_entries, 2 * a.indices.chunk), first, last):
             columns = thread.submit(reader.read, rows[2])
             if before is not None:
-                yield RowRange(*before[0], before[1].result())
+                yield ScannedRows(*before[0], before[1].result())
             before = rows, columns
         if before is not None:
-            yield RowRange(*before[0], before[1].result())
+            yield ScannedRows(*before[0], before[1].result())
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ScanTask:
     a: StoredMatrix
     b: StoredMatrix
     mask: StoredMatrix | Diagonal | None
-    costs: Costs  # bounds that end a block
+    costs: BlockCosts  # bounds that end a block
     estimate: Estimate
     forced: Int64Array  # (n,) int64: rows at which blocks must start. If there are any, the bounds end no block.
     check_canonical: bool  # whether to refuse rows of A that are not sorted
@@ -162,7 +162,7 @@ class RowScan:
     readers: RemoteReaders | None  # processes that scan the parts
     tuning: ScanTuning
 
-    def blocks(self, costs: Costs, estimate: Estimate, forced: Int64Array, *, check_canonical: bool) -> BlockTable:
+    def blocks(self, costs: BlockCosts, estimate: Estimate, forced: Int64Array, *, check_canonical: bool) -> BlockTable:
         """Return the blocks, in order of rows; for the parameters see `ScanTask`."""
         task = ScanTask(self.a, self.b, self.mask, costs, estimate, forced, check_canonical, self.tuning)
         parts = list(itertools.pairwise(self.bounds))

@@ -208,7 +208,7 @@ def _read_run(a: StoredMatrix, whole: ValueArray | None, run: tuple[int, Int64Ar
     start, offsets = run
     columns = whole[offsets[0] : offsets[-1]] if whole is not None else a.read_indices(*offsets[[0, -1]].tolist())
     found = CSR(offsets - offsets[0], columns, columns, (len(offsets) - 1, a.ncols))
-    check_rows(a, found, start, canonical=not a.ours)
+    check_rows(a, found, start, canonical=not a.is_known_canonical)
     return found
 
 

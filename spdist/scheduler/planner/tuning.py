@@ -102,7 +102,7 @@ class ChunkTuning:
     # more.
     long_length: int = 1 << 19
     many: int = 64  # number of chunks
-    # Zarr chunks in an object store are long if the memory is at least so many times the buffers of all requests
+    # Zarr chunks in an object store are long if the memory is at least this multiple of the buffers of all requests
     objects_share: int = 8
 
 

@@ -16,7 +16,7 @@ from spdist.matrices.dtypes import Int64Array, index_dtype
 from spdist.scheduler.planner.block_table import BlockTable
 from spdist.scheduler.planner.estimate import Estimate, RowLimits
 from spdist.scheduler.planner.memory import block_budget
-from spdist.scheduler.planner.plan import Operand
+from spdist.scheduler.planner.plan import PlannedOperand
 from spdist.scheduler.planner.request import PlanRequest, operand
 from spdist.scheduler.planner.tuning import PlannerTuning
 from spdist.storage.direct.object_chunks import BYTES_AT_ONCE, most_moving
@@ -52,7 +52,7 @@ LEAST_CHUNK_LENGTH = 1 << 10
 """Least elements of C's Zarr chunks."""
 
 
-class Room(NamedTuple):
+class MemoryDivision(NamedTuple):
     """How a worker's memory is divided."""
 
     b_resident: bool  # whether all of B is resident
@@ -74,12 +74,12 @@ class WorkerMemory:
     tuning: PlannerTuning
 
     @functools.cached_property
-    def a(self) -> Operand:
+    def a(self) -> PlannedOperand:
         """A as the plan describes it."""
         return operand(self.request.a)
 
     @functools.cached_property
-    def b(self) -> Operand:
+    def b(self) -> PlannedOperand:
         """B as the plan describes it."""
         return operand(self.request.b)
 
@@ -168,13 +168,13 @@ class WorkerMemory:
         ratio = self.estimate.ratio[int(math.log2(max(row_products, 1)))]
         return float(min(products * ratio, a.nrows * min(self.row_limits.top_n, b.ncols)))
 
-    def room(self, b_resident: bool, threads: int, blocks_in_flight: int) -> Room:
+    def division(self, b_resident: bool, threads: int, blocks_in_flight: int) -> MemoryDivision:
         """Divide the memory into bytes held throughout and equal parts for blocks (hySpMM equation 5)."""
         reserved = self.reserved(b_resident, threads, blocks_in_flight)
         budget = block_budget(self.limit, reserved, blocks_in_flight)
-        return Room(b_resident, threads, blocks_in_flight, reserved, budget)
+        return MemoryDivision(b_resident, threads, blocks_in_flight, reserved, budget)
 
-    def rooms(self, b_resident: bool) -> Iterator[Room]:
+    def divisions(self, b_resident: bool) -> Iterator[MemoryDivision]:
         """Yield divisions of the memory into fewer and fewer parts, which are larger and larger.
 
         The first has as many threads as leave half of the memory besides B to blocks; the last one has one.
@@ -182,16 +182,16 @@ class WorkerMemory:
         b_bytes = self.resident_bytes if b_resident else 0
         threads = self.request.threads
         while threads > 1:
-            room = self.room(b_resident, threads, self.usual_in_flight(threads))
-            if 2 * (room.reserved - b_bytes) <= self.usable - b_bytes:
-                yield room
+            division = self.division(b_resident, threads, self.usual_in_flight(threads))
+            if 2 * (division.reserved - b_bytes) <= self.usable - b_bytes:
+                yield division
                 break
             threads //= 2
-        yield self.room(b_resident, 1, self.tuning.blocks.in_flight)
-        yield self.room(b_resident, 1, 1)
+        yield self.division(b_resident, 1, self.tuning.blocks.in_flight)
+        yield self.division(b_resident, 1, 1)
 
     def usual_in_flight(self, threads: int) -> int:
-        """Return the blocks in flight on a worker of so many threads, unless the memory or small blocks change it."""
+        """Return the default number of blocks in flight on a worker; memory and small blocks may change it."""
         blocks = self.tuning.blocks
         if threads == 1 or not self.request.threads_share_blocks:
             return blocks.in_flight * threads
@@ -219,7 +219,7 @@ class WorkerMemory:
         return most_moving(max(longest)) if longest else 0
 
     def _work(self, b_resident: bool, threads: int) -> Workload:
-        """Return what all kernels of the worker do, in so many threads."""
+        """Return what the worker's kernels do at once in `threads` threads."""
         b, limits = self.request.b, self.row_limits
         # One kernel in several threads has scratch memory; kernels of a block each have none.
         kernels, threads_each = (1, threads) if self.request.threads_share_blocks else (threads, 1)

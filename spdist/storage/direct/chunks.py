@@ -38,7 +38,6 @@ class ChunkCodec(NamedTuple):
     def decode(self, raw: bytes) -> ValueArray:
         """Return the numbers in the bytes of a Zarr chunk.
 
-        Returns in memory of its own.
         Raises `ValueError` if the bytes are truncated or altered; says how.
         """
         found = np.empty(math.prod(self.shape), self.dtype)
@@ -49,7 +48,6 @@ class ChunkCodec(NamedTuple):
         """Decode the bytes of a Zarr chunk.
 
         `out`: (n,) array of `dtype`: gets the numbers; contiguous.
-        Raises `ValueError` As `decode`.
         """
         stored = np.frombuffer(raw, np.uint8)
         body = stored[:-CHECKSUM_BYTES]
@@ -68,10 +66,7 @@ class ChunkCodec(NamedTuple):
         decompress(body, out)
 
     def encode(self, values: ValueArray) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a Zarr chunk, the same that Zarr's codecs make.
-
-        `values`: the numbers of one Zarr chunk.
-        """
+        """Return the bytes of a Zarr chunk, the same that Zarr's codecs make."""
         numbers = np.ascontiguousarray(values, self.dtype.newbyteorder("<")).reshape(-1)
         body = numbers.view(np.uint8)
         if self.packed:
@@ -89,7 +84,6 @@ class ChunkCodec(NamedTuple):
 def array_document(dtype: np.dtype[Any], shape: tuple[int, ...], chunk: int, *, packed: bool) -> dict[str, Any]:
     """Return Zarr's metadata of an array.
 
-    `dtype`: of the numbers.
     `chunk`: elements of a Zarr chunk; a block is one element.
     `packed`: whether Blosc compresses Zarr chunks.
     """

@@ -37,7 +37,6 @@ class ObjectChunks:
     def write(self, keys: list[str], chunks: ValueArray) -> None:
         """Write Zarr chunks.
 
-        `keys`: their keys in the store.
         `chunks`: (len(keys), elements) array: contiguous.
         Raises `OSError` if the store refuses one, or cannot be reached.
         """
@@ -48,7 +47,6 @@ class ObjectChunks:
     ) -> ValueArray:
         """Read Zarr chunks.
 
-        `keys`: their keys in the store.
         `out`: gets the decoded elements; contiguous.
         `check`: ``check(i, end)`` looks at the last four bytes of Zarr chunk i of these, and raises an error to refuse
         it.
@@ -92,7 +90,7 @@ class _Room:
 
     @contextmanager
     def take(self, nbytes: int) -> Iterator[None]:
-        """Wait until so many bytes are free, and hold them."""
+        """Wait until `nbytes` bytes are free, and hold them."""
         with self.changed:
             self.changed.wait_for(lambda: self.taken == 0 or self.taken + nbytes <= self.nbytes)
             self.taken += nbytes

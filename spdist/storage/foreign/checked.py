@@ -26,13 +26,12 @@ def cache_folder() -> Path:
 def checked(matrix: StoredMatrix) -> StoredMatrix:
     """Return the matrix, known to be canonical; read and check one that spdist did not write, unless it passed before.
 
-    Returns its `ours` is true.
     Raises `MatrixError` if offsets or columns are out of range, or rows are not sorted or have duplicates; names the
     row.
     Raises `CorruptError` if a Zarr chunk is missing or altered.
     """
     versions.note(matrix)
-    if matrix.ours:
+    if matrix.is_known_canonical:
         return matrix
     found = matrix.fingerprint()
     arrays = [array.metadata for array in (matrix.indptr, matrix.indices, matrix.data)]

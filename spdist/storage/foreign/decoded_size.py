@@ -77,7 +77,6 @@ class Codecs(NamedTuple):
 def codecs_of(metadata: str, nbytes: int) -> Codecs:
     """Return the codecs in a metadata document of Zarr.
 
-    `metadata`: the document of an array, as JSON.
     `nbytes`: bytes that each Zarr chunk must decode to.
     """
     document = json.loads(metadata)
@@ -96,8 +95,6 @@ def _chain(listed: list[Any]) -> tuple[tuple[str, dict[str, Any]], ...]:
 def check_decoded_size(read: Read, stored: int, codecs: Codecs) -> None:
     """Refuse a Zarr chunk that decodes to far more bytes than its array declares.
 
-    `read`: reads the stored Zarr chunk.
-    `stored`: bytes of the stored Zarr chunk.
     Raises `ValueError` if it does, or might; says why.
     """
     declared, packers = codecs.nbytes, codecs.packers

@@ -60,7 +60,7 @@ def check_parents(url: str) -> None:
         )
 
 
-def tell_parents(url: str) -> None:
+def refresh_parent_metadata(url: str) -> None:
     """Update the groups around a new matrix that keep a copy of their members' metadata.
 
     `url`: the matrix; a normalised path or URL. For a temporary copy next to a target, nothing is updated.

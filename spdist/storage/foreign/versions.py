@@ -63,13 +63,7 @@ def note(matrix: StoredMatrix) -> None:
 
 
 def check() -> None:
-    """Raise if a matrix that the call reads is no longer what it was.
-
-    Raises
-    ------
-    CorruptError
-        Names the matrix and the first Zarr chunk that was rewritten.
-    """
+    """Raise `CorruptError` if a matrix that the call reads is no longer what it was; name its first new Zarr chunk."""
     watch = _current.get()
     if watch is None:
         return
@@ -89,10 +83,10 @@ def _change(matrix: StoredMatrix, before: _Versions) -> str:
         return f"now: {error}"
     difference = _first_difference(before, _versions_of(now))
     if now == matrix:
-        if difference is None and (before.can_tell or not matrix.ours):
+        if difference is None and (before.can_tell or not matrix.is_known_canonical):
             return ""
         with contextlib.suppress(CorruptError):  # which names no more than the difference
-            if matrix.ours and (found := now.fingerprint()) == (matrix.known or found):
+            if matrix.is_known_canonical and (found := now.fingerprint()) == (matrix.known or found):
                 return ""
     if difference is None:
         return "its content" if now == matrix else "its metadata"

@@ -31,11 +31,7 @@ class Stream(Protocol):
 
 
 class Arrays:
-    """The three arrays of a matrix in compressed form.
-
-    `indptr, indices, data`: `data` may hold several values an entry (BSR).
-    `path`: the file, for messages.
-    """
+    """The three arrays of a matrix in compressed form."""
 
     def __init__(self, indptr: Stream, indices: Stream, data: Stream, path: str) -> None:
         self.indptr, self.indices, self.data, self.path = indptr, indices, data, path
@@ -129,19 +125,11 @@ def _joined(parts: list[CSR]) -> CSR:
     return CSR(np.array([0, len(entries.columns)]), entries.columns, entries.values, parts[0].shape)
 
 
-def import_by_rows(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
-    """Write a matrix that its file stores by rows.
-
-    `shape`: (nrows, ncols).
-    """
-    job.write(_whole_rows(arrays.pieces(shape)), shape[1], arrays.data.dtype, arrays.nnz)
-
-
-def import_by_columns(job: Import, shape: tuple[int, int], arrays: Arrays) -> None:
-    """Sort a matrix that its file stores by columns into rows, and write it.
-
-    `shape`: (nrows, ncols).
-    """
+def import_compressed(job: Import, shape: tuple[int, int], arrays: Arrays, *, by_columns: bool = False) -> None:
+    """Write a matrix that its file stores by rows or by columns; columns are sorted into rows."""
+    if not by_columns:
+        job.write(_whole_rows(arrays.pieces(shape)), shape[1], arrays.data.dtype, arrays.nnz)
+        return
 
     def batches() -> Iterator[Entries]:
         for first, block in arrays.pieces((shape[1], shape[0])):
@@ -151,24 +139,27 @@ def import_by_columns(job: Import, shape: tuple[int, int], arrays: Arrays) -> No
     job.sort(batches(), shape, arrays.data.dtype, arrays.nnz)
 
 
-def coordinate_batches(
+def import_coordinates(
+    job: Import, shape: tuple[int, int], rows: Stream, columns: Stream, data: Stream, path: str
+) -> None:
+    """Sort the entries of a matrix that its file stores as coordinates, and write it."""
+    job.sort(_coordinate_batches(rows, columns, data, shape, path), shape, data.dtype, data.shape[0])
+
+
+def _coordinate_batches(
     rows: Stream, columns: Stream, data: Stream, shape: tuple[int, int], path: str
 ) -> Iterator[Entries]:
-    """Yield the entries of a matrix that its file stores as coordinates; refuse one outside the shape.
-
-    `shape`: (nrows, ncols).
-    `path`: the file, for messages.
-    """
+    """Yield entries; refuse one outside the shape."""
     nnz = data.shape[0]
     if rows.shape != (nnz,) or columns.shape != (nnz,):
         raise MatrixError(f"{path}: {rows.shape} rows, {columns.shape} columns and {nnz:,} values do not fit together")
     for start in range(0, nnz, ENTRIES):
         count = min(ENTRIES, nnz - start)
         batch = Entries(rows.read(count), columns.read(count), data.read(count))
-        for places, limit, what in ((batch.rows, shape[0], "row"), (batch.columns, shape[1], "column")):
-            if int(places.min()) < 0 or int(places.max()) >= limit:
-                at = int(np.argmax((places < 0) | (places >= limit)))
+        for positions, limit, what in ((batch.rows, shape[0], "row"), (batch.columns, shape[1], "column")):
+            if int(positions.min()) < 0 or int(positions.max()) >= limit:
+                at = int(np.argmax((positions < 0) | (positions >= limit)))
                 raise MatrixError(
-                    f"{path}: {what} {int(places[at]):,} of entry {start + at:,} is outside [0, {limit:,})"
+                    f"{path}: {what} {int(positions[at]):,} of entry {start + at:,} is outside [0, {limit:,})"
                 )
         yield batch

@@ -23,11 +23,11 @@ Read = Callable[[slice, slice], ValueArray]
 """Returns the elements in some rows and columns, as an array of two dimensions."""
 
 
-def check_dense(job: Import, place: str, sparse: str = "") -> None:
+def check_dense(job: Import, path: str, sparse: str = "") -> None:
     """Refuse a dense array unless the caller asked for its nonzeros; `sparse` lists what else the file holds."""
     if not job.options.dense:
         others = f"; sparse in this file: {sparse}" if sparse else ""
-        raise MatrixError(f"{place} is a dense array: pass --dense (dense=True) to import its nonzeros{others}")
+        raise MatrixError(f"{path} is a dense array: pass --dense (dense=True) to import its nonzeros{others}")
 
 
 def import_dense(
@@ -42,7 +42,6 @@ def import_dense(
 
     The caller has checked the shape, the dtype, and that one stored chunk fits into memory.
 
-    `shape`: (nrows, ncols).
     `dtype`: of the values; one that spdist stores.
     `read`: gets two slices with ends inside the shape. Each is asked for once, about a million elements at a time.
     `chunk`: rows and columns that are stored together, and decoded even if few of their elements are read.
@@ -80,10 +79,10 @@ def _rectangle(shape: tuple[int, int], chunk: tuple[int, int], by_columns: bool)
 def _nonzeros(block: ValueArray, shape: tuple[int, int]) -> CSR:
     """Return the nonzeros of whole rows."""
     flat = block.reshape(-1)
-    places = np.flatnonzero(flat)
-    rows, columns = np.divmod(places, max(shape[1], 1))
+    positions = np.flatnonzero(flat)
+    rows, columns = np.divmod(positions, max(shape[1], 1))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
-    return CSR(indptr, columns.astype(index_dtype(shape[1])), flat[places], shape)
+    return CSR(indptr, columns.astype(index_dtype(shape[1])), flat[positions], shape)
 
 
 def _batches(shape: tuple[int, int], rectangle: tuple[int, int], read: Read) -> Iterator[Entries]:
@@ -95,6 +94,6 @@ def _batches(shape: tuple[int, int], rectangle: tuple[int, int], read: Read) -> 
             block = read(slice(top, min(top + height, shape[0])), columns).reshape(-1)
             for start in range(0, len(block), ENTRIES):
                 part = block[start : start + ENTRIES]
-                places = np.flatnonzero(part)
-                row, column = np.divmod(places + start, columns.stop - left)
-                yield Entries(row + top, column + left, part[places])
+                positions = np.flatnonzero(part)
+                row, column = np.divmod(positions + start, columns.stop - left)
+                yield Entries(row + top, column + left, part[positions])

@@ -80,14 +80,14 @@ class Header:
         return FIELDS[self.field]
 
     @property
-    def places(self) -> int:
+    def coordinates(self) -> int:
         """Numbers at the begin of a line that are row and column."""
         return 0 if self.dense else 2
 
     @property
     def numbers(self) -> int:
         """Numbers on a line."""
-        return self.places + {"pattern": 0, "complex": 2}.get(self.field, 1)
+        return self.coordinates + {"pattern": 0, "complex": 2}.get(self.field, 1)
 
     @property
     def most(self) -> int:
@@ -142,7 +142,7 @@ def read_header(file: Text, name: str) -> Header:
 
     `file`: at its start; afterwards at the first entry.
     `name`: what messages call the file.
-    Raises `MatrixError` Names the file and the line.
+    Raises `MatrixError`; names the file and the line.
 
     Examples
     --------
@@ -203,9 +203,7 @@ def read_entries(
     Zeros are kept in ``coordinate`` files and dropped from ``array`` files, as are values in files of patterns.
 
     `file`: after the header.
-    `text_bytes`: bytes of text to read at a time.
-    `reading`: gets what was found, once all is read.
-    Yields of one piece of text; rows and columns count from 0.
+    Rows and columns count from 0.
     Raises `MatrixError` if a word is no number, an index is out of range, or there are more or fewer entries than the
     header announces; names the file and the line.
     """
@@ -288,7 +286,7 @@ def _pieces(file: Text, header: Header, text_bytes: int) -> Iterator[bytes]:
 
 
 def _parse(text: bytes, header: Header, line: int) -> tuple[Entries, bool]:
-    """Convert complete lines of text, of which the first has number `line`; return whether values are left out too."""
+    """Convert complete lines of text, numbered from `line`; also return whether values were left out."""
     from spdist.storage.formats.number_scan import INTEGERS, REALS, count_entries  # Numba, which is slow to load
 
     if b"%" in text:
@@ -296,7 +294,7 @@ def _parse(text: bytes, header: Header, line: int) -> tuple[Entries, bool]:
     spelled = with_e(text) if header.dtype.kind in "fc" else text
     for is_whole_number, numbers, field in header.spellings:
         table = INTEGERS if is_whole_number else REALS
-        count = count_entries(np.frombuffer(spelled, np.uint8), table, numbers, header.places)
+        count = count_entries(np.frombuffer(spelled, np.uint8), table, numbers, header.coordinates)
         if count == 0:
             return _parse_lines([], header, line)
         if count > 0:
@@ -345,7 +343,7 @@ def _parse_lines(lines: list[bytes], header: Header, line: int) -> tuple[Entries
         if not more:
             raise header.error(number, f"expected {counted(header.numbers, 'number')}, got '{excerpt(text)}'")
         positions.append((0, 0) if header.dense else _position_of(words, header, number))
-        values.append(_value_of(words[header.places :], header, number))
+        values.append(_value_of(words[header.coordinates :], header, number))
         further |= len(words) > header.numbers
     rows, columns = np.array(positions, np.int64).reshape(-1, 2).T
     return Entries(rows, columns, np.array(values, header.dtype)), further
@@ -388,7 +386,7 @@ def _integer(word: bytes) -> int:
 
 
 def _locate(values: ValueArray, done: int, header: Header) -> Entries:
-    """Return values of an ``array`` file, the first of which has number `done`, with their rows and columns."""
+    """Return values of an ``array`` file with their rows and columns; `done` values come before them."""
     nrows, ncols = header.shape
     at = np.arange(done, done + len(values), dtype=np.int64)
     if header.symmetry == "general":
@@ -441,9 +439,7 @@ def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dty
     """Write the banner and the size line of a ``general coordinate`` file.
 
     `file`: at its start.
-    `shape`: (nrows, ncols).
     `nnz`: entries that `write_rows` will write.
-    `dtype`: of the values.
 
     Examples
     --------
@@ -457,11 +453,7 @@ def write_header(file: BinaryIO, shape: tuple[int, int], nnz: int, dtype: np.dty
 
 
 def write_rows(file: BinaryIO, block: CSR, first_row: int, nrows: int) -> None:
-    """Write the entries of a row block so that its values read back exactly.
-
-    `first_row`: the matrix row of the block's first row.
-    `nrows`: rows of the matrix.
-    """
+    """Write the entries of a row block so that its values read back exactly."""
     import scipy.io
     import scipy.sparse as sp
 

@@ -18,13 +18,7 @@ from spdist.errors import MatrixError, one_line
 from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import IndexArray, ValueArray
 from spdist.storage.external_sort import Entries
-from spdist.storage.formats.compressed_rows import (
-    ENTRIES,
-    Arrays,
-    coordinate_batches,
-    import_by_columns,
-    import_by_rows,
-)
+from spdist.storage.formats.compressed_rows import ENTRIES, Arrays, import_compressed, import_coordinates
 from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.source import Import, check_numbers, foreign
 
@@ -66,15 +60,14 @@ def import_npz(job: Import) -> None:
         if kind in ("csr", "csc"):
             data.check_dimensions(1)
             arrays = Arrays(members.vector("indptr"), members.vector("indices"), data, job.path)
-            (import_by_rows if kind == "csr" else import_by_columns)(job, shape, arrays)
+            import_compressed(job, shape, arrays, by_columns=kind == "csc")
         elif kind == "bsr":
             _import_blocks(job, shape, Arrays(members.vector("indptr"), members.vector("indices"), data, job.path))
         elif kind == "dia":
             _import_diagonals(job, shape, members.stream("offsets").numbers(MOST_DIAGONALS), data)
         elif kind == "coo":
             data.check_dimensions(1)
-            rows, columns = members.vector("row"), members.vector("col")
-            job.sort(coordinate_batches(rows, columns, data, shape, job.path), shape, data.dtype, data.shape[0])
+            import_coordinates(job, shape, members.vector("row"), members.vector("col"), data, job.path)
         else:
             raise MatrixError(f"{job.path}: sparse format '{one_line(kind, 40)}' is not read; convert it with .tocsr()")
 
@@ -141,7 +134,7 @@ class _Members:
         return found
 
     def vector(self, name: str) -> NpyStream:
-        """Open an array of places in one dimension."""
+        """Open a one-dimensional array of offsets or indices."""
         found = self.stream(name)
         found.check_dimensions(1)
         return found
@@ -150,10 +143,8 @@ class _Members:
 class NpyStream:
     """An array in a .npz file, read in order.
 
-    `file`: after its header.
     `header`: (shape, order, dtype).
-    `names`: the array and the archive, for messages.
-    `kinds`: kinds of dtypes that it may have; `text` looks at that of `format`.
+    `kinds`: kinds of dtypes that it may have; `text` checks the dtype of `format` itself.
     """
 
     def __init__(self, file: BinaryIO, header: Header, names: tuple[str, str], kinds: str) -> None:
@@ -276,14 +267,14 @@ def _import_pydata(job: Import, members: _Members) -> None:
     if members.has("coords"):
         job.reading.found.append("COO")
         rows, columns = (_Coordinates(members.stream("coords"), axis, job.path) for axis in (0, 1))
-        job.sort(coordinate_batches(rows, columns, data, shape, job.path), shape, data.dtype, data.shape[0])
+        import_coordinates(job, shape, rows, columns, data, job.path)
         return
     axes = members.stream("compressed_axes").numbers(2).tolist()
     if axes not in ([0], [1]):
         raise MatrixError(f"{job.path}: compressed_axes of {axes}; one axis, 0 or 1, is read: convert it with .tocsr()")
     job.reading.found.append(f"GCXS by {'columns' if axes[0] else 'rows'}")
     arrays = Arrays(members.vector("indptr"), members.vector("indices"), data, job.path)
-    (import_by_columns if axes[0] else import_by_rows)(job, shape, arrays)
+    import_compressed(job, shape, arrays, by_columns=axes == [1])
 
 
 class _Coordinates:

@@ -1,7 +1,7 @@
 """Read matrices in PETSc's binary format: big-endian numbers, the lengths of rows, all columns, then all values.
 
 The file says neither how wide its integers are nor what its values are: both depend on how PETSc was built. The first
-number, a constant, shows the width of integers, and the size of the file that of values.
+number, a constant, shows the width of integers; the size of the file shows the width of values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spdist.errors import InputError, MatrixError
 from spdist.foundation.units import counted
 from spdist.matrices.dtypes import ValueArray
 from spdist.storage.external_sort import Entries
-from spdist.storage.formats.compressed_rows import ENTRIES, Arrays, import_by_rows
+from spdist.storage.formats.compressed_rows import ENTRIES, Arrays, import_compressed
 from spdist.storage.formats.source import Import, foreign
 
 MATRIX = 1211216
@@ -59,7 +59,7 @@ def import_petsc(job: Import) -> None:
         _Section(job, "values", values_at, nnz, dtype),
         job.path,
     )
-    import_by_rows(job, shape, arrays)
+    import_compressed(job, shape, arrays)
 
 
 def _import_dense(job: Import, shape: tuple[int, int], start: int, index: np.dtype[Any]) -> None:
@@ -104,19 +104,14 @@ def _value_dtype(job: Import, start: int, count: int, index: np.dtype[Any]) -> n
 
 
 def _object_at(job: Import, at: int, index: np.dtype[Any]) -> str:
-    """Return what begins at a place in the file; empty if it is no object of PETSc."""
+    """Return what begins at a position in the file; empty if it is no object of PETSc."""
     if at + 2 * index.itemsize > job.source.size:
         return ""
     return FOLLOWING.get(int(_Section(job, "header", at, 1, index).read(1)[0]), "")
 
 
 class _Section:
-    """An array in the file, read in order.
-
-    `name`: for messages.
-    `start`: byte in the file.
-    `stored`: as in the file.
-    """
+    """An array in the file, read in order."""
 
     def __init__(self, job: Import, name: str, start: int, count: int, stored: np.dtype[Any]) -> None:
         self.file: BinaryIO = job.source.file
@@ -147,7 +142,7 @@ class _Offsets:
         self.dtype, self.last = np.dtype(np.int64), 0
 
     def read(self, count: int) -> ValueArray:
-        """Return the next `count` offsets, of which the first is 0."""
+        """Return the next `count` offsets; the first offset in the file is 0."""
         steps = np.zeros(count, np.int64)
         first = int(self.row < 0)
         steps[first:] = self.lengths.read(count - first)

@@ -89,7 +89,7 @@ FORMATS = (
 
 
 def ending_of(path: str, format: str | None) -> str:
-    """Return the ending that says the format, without that of compression.
+    """Return the ending that says the format, without the ending of its compression.
 
     Examples
     --------
@@ -105,9 +105,7 @@ def format_of(path: str, source: str, format: str | None = None) -> Format:
     """Return the format of a file.
 
     `path`: normalised path or URL, or - for standard input.
-    `source`: as it was given, for messages.
     `format`: an ending that the file should be read as, without its dot, whatever its name.
-    Raises `InputError` if it is not known.
     """
     name = (path if format is None else f".{format.removeprefix('.')}").lower()
     packing = packing_of(name)

@@ -51,9 +51,7 @@ def foreign(path: str, what: str = "") -> Iterator[None]:
 
     Wrap calls of libraries only, so that an error of spdist's own is not taken for a bad file.
 
-    `path`: the file.
-    `what`: the part of it that is read.
-    Raises `MatrixError` In place of every error but spdist's own, and the operating system's.
+    Raises `MatrixError` in place of every error but spdist's own, and the operating system's.
     """
     try:
         with warnings.catch_warnings():
@@ -81,18 +79,21 @@ class Source:
     inner: str = ""  # path of the matrix inside the file, after ``::``; empty if none was given
     ending: str = ""  # what says its format, as in ".csv": the ending of its name, or the caller
 
+    @classmethod
+    def measured(cls, file: BinaryIO, path: str, inner: str = "", ending: str = "") -> Source:
+        """Return an open file as a source, at its start and with its size."""
+        with foreign(path):
+            size = max(file.seek(0, 2), 1)
+            file.seek(0)
+        return cls(path, file, size, inner, ending)
+
     @property
     def inflated(self) -> int:
         """Bytes to which the file may inflate."""
         return max(INFLATED_BYTES, INFLATED_RATIO * self.size)
 
     def check_inflated(self, claimed: int, remedy: str) -> None:
-        """Refuse a compressed file that inflates to many times its size.
-
-        `claimed`: bytes to which it inflates.
-        `remedy`: what to do if the file is meant to.
-        Raises `MatrixError` States the bytes.
-        """
+        """Refuse a compressed file that inflates to many times its size."""
         if claimed > self.inflated:
             raise MatrixError(
                 f"{self.path}: {format_bytes(self.size)} that inflate to {format_bytes(claimed)} or more, over the "
@@ -122,9 +123,7 @@ class Import:
     def shape(self, numbers: Sequence[Any]) -> tuple[int, int]:
         """Return the shape that a file states, once it is known to be one and its offsets to fit on the disk.
 
-        `numbers`: as the file has them.
-        Returns (nrows, ncols).
-        Raises `MatrixError` States the shape, or the bytes of its offsets and what there is.
+        Raises `MatrixError`; states the shape, or the bytes of its offsets and what there is.
         """
         if len(numbers) != 2 or not all(isinstance(each, int | np.integer) and each >= 0 for each in numbers):
             shown = one_line(", ".join(map(str, numbers[:9])), 60)
@@ -184,9 +183,7 @@ class Import:
 def check_numbers(dtype: np.dtype[Any], path: str, name: str, kinds: str) -> np.dtype[Any]:
     """Return the dtype of an array in a file, in this machine's byte order, once it is known to be one of numbers.
 
-    `path, name`: the file and the array, for messages.
     `kinds`: kinds that may be: "iu" for places, "biufc" for values.
-    Raises `MatrixError` Names the array and the dtype.
     """
     if dtype.kind not in kinds or dtype.names is not None or dtype.subdtype is not None:
         if dtype.hasobject:

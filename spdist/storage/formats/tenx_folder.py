@@ -29,7 +29,7 @@ PIECE_NAMES = 1 << 14
 """Names that are read at a time."""
 
 MOST_TYPES = 8
-"""Types of features that are told apart."""
+"""Types of features that are imported apart."""
 
 
 def holds_cells(path: str) -> bool:
@@ -54,9 +54,7 @@ def import_folder(job: Import) -> None:
             )
     by_cells = job.options.orient != "genes-by-cells"
     with opened_source(paths["matrix"]) as file:
-        size = max(file.seek(0, 2), 1)
-        file.seek(0)
-        of_matrix = replace(job, source=Source(paths["matrix"], file, size, ""))
+        of_matrix = replace(job, source=Source.measured(file, paths["matrix"]))
         header, entries = begin_reading(of_matrix)
         features = _NameFile(paths["features"], _symbol, header.shape[0])
         barcodes = _NameFile(paths["barcodes"], _first, header.shape[1])
@@ -71,7 +69,7 @@ def import_folder(job: Import) -> None:
 
 
 def _find(folder: str, name: str) -> str:
-    """Return the path of a file, compressed or not; empty if there is none."""
+    """Return the path of a file, compressed or not; empty if it is missing."""
     for ending in ("", *PACKINGS):
         path = at(f"{folder}/{name}{ending}")
         if path.is_file():
@@ -117,7 +115,7 @@ class _NameFile:
         return self.path.rpartition("/")[2]
 
     def names(self) -> Names:
-        """Return the names, of which nothing was read."""
+        """Return the names, unread."""
         return Names(self.path, self.count, self._pieces)
 
     def check(self) -> None:
@@ -145,12 +143,8 @@ class _NameFile:
     def _lines(self) -> Iterator[list[bytes]]:
         """Yield the fields of each line that is not empty."""
         with opened_source(self.path) as file:
-            size = max(file.seek(0, 2), 1)
-            file.seek(0)
-            text = TextFile(Source(self.path, file, size, ""))
-            number = 0
-            while raw := text.readline(LINE_BYTES):
-                number += 1
+            text = TextFile(Source.measured(file, self.path))
+            for number, raw in enumerate(iter(lambda: text.readline(LINE_BYTES), b""), 1):
                 if len(raw) == LINE_BYTES:
                     raise MatrixError(f"{self.path}, line {number:,}: longer than {LINE_BYTES:,} bytes; it is no name")
                 if raw.strip():
@@ -168,5 +162,5 @@ def _first(fields: list[bytes]) -> bytes:
 
 
 def _symbol(fields: list[bytes]) -> bytes:
-    """Return the second field of a line, a gene's symbol; the first if there is none."""
+    """Return the second field of a line, a gene's symbol, or else its only field."""
     return b"".join(fields[1:2]) or fields[0]

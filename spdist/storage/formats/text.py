@@ -33,7 +33,7 @@ WIDE_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16LE",
     codecs.BOM_UTF16_BE: "UTF-16BE",
 }
-"""Byte order marks of encodings that are refused; UTF-32 first, whose mark begins as that of UTF-16."""
+"""Byte order marks of encodings that are refused; UTF-32 first, since its mark begins with UTF-16's mark."""
 
 
 def packing_of(path: str) -> str:
@@ -53,7 +53,7 @@ class TextFile:
     A compressed file is known by its first bytes. Carriage returns, alone or before a line feed, become line feeds.
 
     `done`: bytes of text that were read.
-    `packing`: the ending of its kind of compression; empty if there is none.
+    `packing`: the ending of its kind of compression; empty without compression.
     """
 
     def __init__(self, source: Source) -> None:

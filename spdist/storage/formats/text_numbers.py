@@ -27,7 +27,7 @@ MOST_EXACT = 1 << 53
 
 
 def is_whole(word: bytes) -> bool:
-    """Whether `word` is digits only, and not so many that Python refuses to convert them."""
+    """Whether `word` is digits only, and short enough for Python to convert."""
     return word.isdigit() and len(word) < 100
 
 
@@ -52,15 +52,13 @@ class Words:
     """The numbers in a piece of text, in order."""
 
     values: ValueArray  # (n,) float64
-    begins: Int64Array  # (n,) int64: places in the piece
+    begins: Int64Array  # (n,) int64: positions in the piece
 
 
 def pieces_of(text: TextFile, path: str, comment: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
     """Yield the rest of a text in pieces that end after a line, or after a word where a line is long.
 
-    `path`: for messages.
     `comment`: the character with which comments begin; a comment ends with its line and is in one piece.
-    `piece_bytes`: bytes to read at a time.
     """
     rest = b""
     while found := text.read(piece_bytes):
@@ -80,7 +78,7 @@ def pieces_of(text: TextFile, path: str, comment: bytes, piece_bytes: int = PIEC
 def find_words(text: bytes) -> tuple[Words, int]:
     """Convert a piece of text that holds numbers and spaces.
 
-    Returns `wrong`: place of the first word that is no finite number; -1 if there is none.
+    Returns `wrong`: position of the first word that is no finite number, or -1.
     """
     inside = ~_IS_SPACE[np.frombuffer(text, np.uint8)]
     begins = np.flatnonzero(inside & ~np.concatenate([[False], inside[:-1]]))

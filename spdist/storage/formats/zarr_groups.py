@@ -1,7 +1,7 @@
 """Import what other programs keep in Zarr: AnnData's sparse and dense matrices, Binsparse, arrays of two dimensions.
 
-Zarr chunks are decoded whole, and checked first as those of operands are. A missing Zarr chunk of a sparse matrix is
-damage; of a dense array it holds the fill value, as Zarr leaves out Zarr chunks of zeros.
+Zarr chunks are decoded whole, and checked first as operands' Zarr chunks are. A missing Zarr chunk of a sparse matrix
+is damage; of a dense array it holds the fill value, as Zarr leaves out Zarr chunks of zeros.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spdist.storage.checksums import ChunkFiles
 from spdist.storage.chunked_array import CHUNK_BYTES, ChunkedArray, from_zarr
 from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.foreign.parents import members_of
-from spdist.storage.formats.compressed_rows import Arrays, coordinate_batches, import_by_columns, import_by_rows
+from spdist.storage.formats.compressed_rows import Arrays, import_compressed, import_coordinates
 from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.source import Import, check_numbers, foreign
 from spdist.storage.names.of_matrix import names_of
@@ -69,7 +69,7 @@ def import_zarr(job: Import) -> None:
 
 
 def _matrix_in(job: Import) -> tuple[str, dict[str, Any]]:
-    """Return the place of the matrix and the attributes of its group: ``X`` of an AnnData if no path was given."""
+    """Return the URL of the matrix and the attributes of its group: ``X`` of an AnnData if no path was given."""
     url, inner = job.path, job.source.inner.strip("/")
     if any(part in ("", ".", "..") for part in inner.split("/")) and inner:
         raise InputError(
@@ -88,11 +88,11 @@ def _matrix_in(job: Import) -> tuple[str, dict[str, Any]]:
                 f"{url} is a matrix of spdist's, which needs no import: give spdist plan or multiply its path"
             )
         return url, attributes
-    place = f"{url}/{inner}"
-    if not at(place).exists():
+    member = f"{url}/{inner}"
+    if not at(member).exists():
         raise MatrixError(f"{url}: nothing is at {one_line(inner, 60)}; {_sparse_in(job, url)}")
     job.reading.found.append(f"matrix {inner}")
-    return place, groups.read_attributes(place)
+    return member, groups.read_attributes(member)
 
 
 def _stored_bytes(url: str) -> int:
@@ -122,7 +122,7 @@ class _ArrayStream:
     """An array of one dimension in Zarr, read in order: each Zarr chunk is decoded once.
 
     `width` numbers are an element (two for Binsparse's complex numbers). `is_zero` says that all elements must be zero,
-    so that Zarr chunks may be missing: Zarr leaves out those of zeros.
+    so that Zarr chunks may be missing: Zarr leaves out Zarr chunks of zeros.
     """
 
     array: ChunkedArray
@@ -158,7 +158,7 @@ class _ArrayStream:
 
 
 class _OneValue:
-    """Values that are all the same one, of which only one is stored."""
+    """Values that are all equal; only one is stored."""
 
     def __init__(self, value: ValueArray, shape: tuple[int, ...]) -> None:
         self.value, self.shape, self.dtype = value, shape, value.dtype
@@ -184,7 +184,7 @@ def _import_compressed(job: Import, url: str, kind: str) -> None:
     named = replace(job, names=names_of(url, groups.facts_of(attributes), shape))
     job.reading.found.append(kind)
     arrays = Arrays(found["indptr"], found["indices"], found["data"], url)
-    (import_by_rows if kind == "csr_matrix" else import_by_columns)(named, shape, arrays)
+    import_compressed(named, shape, arrays, by_columns=kind == "csc_matrix")
 
 
 def _numbers(value: object) -> list[Any]:
@@ -224,10 +224,9 @@ def _import_binsparse(job: Import, url: str, given: object) -> None:
     if first == "indices_0":
         rising = _RisingStream(pointers, f"{url}: Binsparse {name} is sorted by {axis}, and this is not")
         rows, columns = (rising, indices) if axis == "rows" else (indices, rising)
-        job.sort(coordinate_batches(rows, columns, values, shape, url), shape, values.dtype, indices.shape[0])
+        import_coordinates(job, shape, rows, columns, values, url)
         return
-    arrays = Arrays(pointers, indices, values, url)
-    (import_by_rows if axis == "rows" else import_by_columns)(job, shape, arrays)
+    import_compressed(job, shape, Arrays(pointers, indices, values, url), by_columns=axis == "columns")
 
 
 def _descriptor(url: str, given: object) -> dict[str, Any]:
@@ -298,11 +297,11 @@ def _is_zero(value: _ArrayStream | _OneValue) -> bool:
 
 def _array_in(url: str, name: str) -> ChunkedArray:
     """Open an array of a group."""
-    place = f"{url}/{name}"
-    if not at(place).exists() or not groups.is_array(at(place)):
+    path = f"{url}/{name}"
+    if not at(path).exists() or not groups.is_array(at(path)):
         raise MatrixError(f"{url}: no array '{name}', which Binsparse's format needs; write it again")
     with groups.clear_zarr_errors(url, name):
-        return from_zarr(url, name, _open_array(place))
+        return from_zarr(url, name, _open_array(path))
 
 
 # -- dense -------------------------------------------------------------------------------------------------------------

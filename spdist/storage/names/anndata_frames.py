@@ -59,7 +59,7 @@ def frames_around(url: str) -> tuple[str, str] | None:
 
 
 def _around(url: str) -> tuple[str, str] | None:
-    """Return the AnnData around a matrix and the key of `FRAMES` for it; None if there is none."""
+    """Return the AnnData around a matrix and the key of `FRAMES` for it, or None."""
     for key in FRAMES:
         path = url if key.endswith("X") else at(url).parent_url()  # X is a matrix, the others are folders of matrices
         root = at(path).parent_url()
@@ -74,9 +74,8 @@ def check_axes(target: str, shape: tuple[int, int], encoding: str = "csr_matrix"
     """Refuse a matrix that would make the AnnData around its target unreadable: one that does not fit its place.
 
     `target`: where the matrix goes; a normalised path or URL. Temporary copies beside a target pass.
-    `shape`: (nrows, ncols): single rows and columns.
     `encoding`: how the matrix is stored.
-    Raises `InputError` States both shapes, and where a matrix of this shape belongs.
+    Raises `InputError`; states both shapes, and where a matrix of this shape belongs.
 
     Examples
     --------
@@ -109,14 +108,14 @@ def _length_of(frame: str) -> int | None:
     """Return the number of rows of a data frame; None if its index does not tell."""
     import zarr
 
-    if (place := _index_place(frame)) is None:
+    if (url := _index_url(frame)) is None:
         return None
     parts = {"nullable-string-array": "/values", "categorical": "/codes"}
     try:
-        place += parts.get(str(groups.read_attributes(place).get("encoding-type")), "")
-        groups.check_metadata_files(at(place), ())
-        with groups.clear_zarr_errors(place):
-            array = zarr.open_array(at(place).zarr_store(), mode="r")
+        url += parts.get(str(groups.read_attributes(url).get("encoding-type")), "")
+        groups.check_metadata_files(at(url), ())
+        with groups.clear_zarr_errors(url):
+            array = zarr.open_array(at(url).zarr_store(), mode="r")
     except MatrixError:
         return None
     return int(array.shape[0]) if array.ndim == 1 else None
@@ -128,50 +127,50 @@ def frame_names(frames: tuple[str, str], shape: tuple[int, int]) -> AxisNames:
 
 
 def _index_of(frame: str, count: int) -> Names | None:
-    place = _index_place(frame) if frame else None
-    if place is None:
+    url = _index_url(frame) if frame else None
+    if url is None:
         return None
-    return Names(place, count, functools.partial(_pieces, place, count), foreign=True)
+    return Names(url, count, functools.partial(_pieces, url, count), foreign=True)
 
 
-def _index_place(frame: str) -> str | None:
+def _index_url(frame: str) -> str | None:
     """Return where the index of a data frame lies; None if it does not say."""
     index = groups.read_attributes(frame).get("_index")
     return f"{frame}/{index}" if isinstance(index, str) and index and "/" not in index else None
 
 
-def _pieces(place: str, count: int) -> Iterator[bytes]:
+def _pieces(url: str, count: int) -> Iterator[bytes]:
     """Yield the text of an array of strings."""
     import zarr
 
-    groups.check_metadata_files(at(place), ("values",))
-    encoding = groups.read_attributes(place).get("encoding-type")
+    groups.check_metadata_files(at(url), ("values",))
+    encoding = groups.read_attributes(url).get("encoding-type")
     if encoding == "nullable-string-array":
-        place = f"{place}/values"
+        url = f"{url}/values"
     elif encoding == "categorical":
-        raise MatrixError(f"{place}: names in a categorical are not read; make it an index of strings")
-    with groups.clear_zarr_errors(place):
-        array = zarr.open_array(at(place).zarr_store(), mode="r")
+        raise MatrixError(f"{url}: names in a categorical are not read; make it an index of strings")
+    with groups.clear_zarr_errors(url):
+        array = zarr.open_array(at(url).zarr_store(), mode="r")
     if array.ndim != 1:
-        raise MatrixError(f"{place}: an array of {array.ndim} dimensions where names are expected; write it again")
+        raise MatrixError(f"{url}: an array of {array.ndim} dimensions where names are expected; write it again")
     if array.shape[0] != count:
-        raise wrong_number(place, array.shape[0], count)
-    with groups.clear_zarr_errors(place):
+        raise wrong_number(url, array.shape[0], count)
+    with groups.clear_zarr_errors(url):
         chunk = (array.shards or array.chunks)[0]
-        _check_chunks(place, array, chunk)
+        _check_chunks(url, array, chunk)
     step = max(chunk, READ_NAMES)
     for first in range(0, array.shape[0], step):
-        with groups.clear_zarr_errors(place):
+        with groups.clear_zarr_errors(url):
             names = array[first : first + step].tolist()  # type: ignore[union-attr]
-        yield text_of(names, place)
+        yield text_of(names, url)
 
 
-def _check_chunks(place: str, array: zarr.Array[Any], chunk: int) -> None:
+def _check_chunks(url: str, array: zarr.Array[Any], chunk: int) -> None:
     """Refuse local Zarr chunks that are no files, or decode to far more bytes than names take.
 
     A Zarr chunk that is not there holds empty names.
     """
-    frame, _, index = place.rpartition("/")
+    frame, _, index = url.rpartition("/")
     prefix = array.metadata.encode_chunk_key((0,)).removesuffix("0")
     files = ChunkFiles(at(frame), index, f"{index}/{prefix}", "")
     codecs = codecs_of(json.dumps(array.metadata.to_dict()), chunk * NAME_BYTES)

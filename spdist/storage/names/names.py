@@ -32,9 +32,9 @@ NameArray = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """Names of rows or of columns, of which nothing was read."""
+    """Names of rows or of columns, unread."""
 
-    place: str  # what messages call them
+    label: str  # what messages call them
     count: int  # rows or columns that the matrix has
     pieces: Callable[[], Iterator[bytes]]  # returns an iterator over their text, in pieces that may end within a name
     # whether another program wrote them, so that a result does without them if they cannot be read
@@ -43,14 +43,14 @@ class Names:
     def text(self) -> Iterator[bytes]:
         """Yield the text in pieces.
 
-        Raises `MatrixError` At the end, if there are more or fewer names than rows or columns.
+        Raises `MatrixError` at the end, if there are more or fewer names than rows or columns.
         """
         found = 0
         for piece in self.pieces():
             found += piece.count(b"\n")
             yield piece
         if found != self.count:
-            raise wrong_number(self.place, found, self.count)
+            raise wrong_number(self.label, found, self.count)
 
     def to_array(self) -> NameArray:
         """Return the names as an array of str; bytes that are not UTF-8 become surrogates, as in paths of Python."""
@@ -61,7 +61,7 @@ class Names:
 
 
 class AxisNames(NamedTuple):
-    """Names of rows and of columns, each None if there are none."""
+    """Names of rows and of columns, each None without names."""
 
     rows: Names | None = None
     columns: Names | None = None
@@ -72,7 +72,7 @@ class AxisNames(NamedTuple):
         return AxisNames(self.columns, self.rows)
 
     def filled(self, other: AxisNames) -> AxisNames:
-        """Return these names, and those of `other` where there are none."""
+        """Return these names; take an axis without names from `other`."""
         return AxisNames(self.rows or other.rows, self.columns or other.columns)
 
     def check(self) -> None:
@@ -85,7 +85,7 @@ class AxisNames(NamedTuple):
                 pass
 
     def readable(self) -> AxisNames:
-        """Return these names without those of another program that cannot be read; each costs one warning."""
+        """Return these names without foreign names that cannot be read; log a warning for each axis left out."""
         axes = zip(("rows", "columns"), self, strict=True)
         return AxisNames(*(names if names is None or _is_readable(names, axis) else None for axis, names in axes))
 
@@ -105,17 +105,17 @@ NO_NAMES = AxisNames()
 """Names of a matrix whose rows and columns have none."""
 
 
-def wrong_number(place: str, found: int, count: int) -> MatrixError:
+def wrong_number(label: str, found: int, count: int) -> MatrixError:
     """Return the error to raise for more or fewer names than rows or columns."""
-    return MatrixError(f"{place}: {counted(found, 'name')} where {count:,} are needed; correct them")
+    return MatrixError(f"{label}: {counted(found, 'name')} where {count:,} are needed; correct them")
 
 
-def given_names(names: Iterable[Any] | None, place: str, count: int) -> Names | None:
-    """Return names that are in memory, None if there are none.
+def given_names(names: Iterable[Any] | None, label: str, count: int) -> Names | None:
+    """Return names that are in memory, or None.
 
-    `place`: what messages call them.
+    `label`: what messages call them.
     `count`: rows or columns that the matrix has.
-    Raises `MatrixError` As `text_of`.
+    Raises `MatrixError` as `text_of`.
 
     Examples
     --------
@@ -124,15 +124,15 @@ def given_names(names: Iterable[Any] | None, place: str, count: int) -> Names | 
     """
     if names is None:
         return None
-    return names_in(text_of(list(names), place), place, count)
+    return names_in(text_of(list(names), label), label, count)
 
 
-def names_in(text: bytes, place: str, count: int) -> Names:
-    """Return the names in a text; other parameters are those of `given_names`."""
-    return Names(place, count, lambda: iter([text]))
+def names_in(text: bytes, label: str, count: int) -> Names:
+    """Return the names in a text; other parameters as for `given_names`."""
+    return Names(label, count, lambda: iter([text]))
 
 
-def text_of(names: list[Any], place: str) -> bytes:
+def text_of(names: list[Any], label: str) -> bytes:
     """Return the text of some names.
 
     Raises `MatrixError` if a name has a line break, or is no text that UTF-8 can write.
@@ -140,8 +140,8 @@ def text_of(names: list[Any], place: str) -> bytes:
     try:
         text = "".join(f"{name}\n" for name in names).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise MatrixError(f"{place}: a name that UTF-8 cannot write ({one_line(error, 60)}); correct it") from error
+        raise MatrixError(f"{label}: a name that UTF-8 cannot write ({one_line(error, 60)}); correct it") from error
     if text.count(b"\n") != len(names):
         wrong = next(name for name in map(str, names) if "\n" in name)
-        raise MatrixError(f"{place}: the name {one_line(repr(wrong), 40)} has a line break; names must have none")
+        raise MatrixError(f"{label}: the name {one_line(repr(wrong), 40)} has a line break; names must have none")
     return text

@@ -15,11 +15,7 @@ from spdist.stores.registry import at
 
 
 def names_of(url: str, facts: dict[str, Any], shape: tuple[int, int]) -> AxisNames:
-    """Return the names of a stored matrix: those in the AnnData around it, else its own.
-
-    `facts`: its attribute ``spdist``.
-    `shape`: (nrows, ncols): single rows and columns.
-    """
+    """Return the names of a stored matrix: those in the AnnData around it, else its own."""
     if (frames := frames_around(url)) is not None:
         return frame_names(frames, shape)
     own = named_arrays(facts)
@@ -42,10 +38,7 @@ def named_arrays(facts: dict[str, Any]) -> list[str]:
 
 
 def open_names(url: str, name: str, facts: dict[str, Any]) -> ChunkedArray:
-    """Return an array of names of a matrix.
-
-    Raises `MatrixError` if its metadata cannot be read.
-    """
+    """Return an array of names of a matrix; raise MatrixError if its metadata cannot be read."""
     digest = groups.table_digest({"spdist": facts}, name)
     with groups.clear_zarr_errors(url, name):
         document = json.loads(at(url).read(f"{name}/zarr.json"))

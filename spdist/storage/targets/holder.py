@@ -23,10 +23,10 @@ class Holder:
         return self.owner is not None and self.owner.is_near
 
     @property
-    def lives(self) -> bool:
+    def is_process_alive(self) -> bool:
         """Whether the run is alive, or may be."""
         if self.owner is not None and self.owner.is_near:
-            return self.owner.lives
+            return self.owner.is_process_alive
         return self.age < STALE_SECONDS
 
 

@@ -48,7 +48,7 @@ class Owner:
         return (self.boot, self.namespace) == (boot(), namespace())
 
     @property
-    def lives(self) -> bool:
+    def is_process_alive(self) -> bool:
         """Whether the run's process, which must be near, is alive."""
         return process_start(self.pid) == self.start
 

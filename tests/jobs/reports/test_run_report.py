@@ -39,7 +39,7 @@ def test_a_report_says_what_was_planned_and_what_happened(a, tmp_path, scheduler
     file = tmp_path / "run.html"
     seen = []
     api.save(tmp_path / "C.zarr", random_matrix(5, 5, 2, 1))
-    callbacks = spdist.Callbacks(timed=seen.extend)
+    callbacks = spdist.Callbacks(on_timings=seen.extend)
     report = api.multiply(
         a,
         a,

@@ -6,12 +6,15 @@ import ast
 import importlib
 import importlib.metadata
 import inspect
+import pickle
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from spdist.kernels.cpu import numba_compile
 
 ROOT = Path(__file__).parents[3]
 USED = {
@@ -33,6 +36,7 @@ CALLED = {
     "numba.core.caching.FunctionCache._load_overload": ["self", "sig", "target_context"],
     "numba.core.caching.FunctionCache._guard_against_spurious_io_errors": ["self"],
     "numba.core.caching.IndexDataCacheFile.__init__": ["self", "cache_path", "filename_base", "source_stamp"],
+    "numba.core.caching.IndexDataCacheFile._load_index": ["self"],
     "numba.core.codegen.JITCodeLibrary._optimize_final_module": ["self"],
     "numba.core.codegen.JITCodeLibrary._finalize_final_module": ["self"],
     "numba.core.codegen.JITCodeLibrary._finalize_dynamic_globals": ["self"],
@@ -63,6 +67,19 @@ def test_a_method_takes_what_it_took(name):
     module, kind, method = name.rsplit(".", 2)
     found = getattr(getattr(importlib.import_module(module), kind), method)
     assert list(inspect.signature(found).parameters) == CALLED[name]
+
+
+def test_a_cache_of_classes_that_were_renamed_is_empty(tmp_path):
+    """As after an upgrade: what Numba reads first must not stop a product."""
+    cache = numba_compile._CacheFile(str(tmp_path), "kernel", "sources")
+    cache.save("types", "code")
+    index, moved = tmp_path / "kernel.nbi", pickle.dumps(numba_compile._CacheFile)
+    assert cache.load("types") == "code"
+    version = pickle.dumps(cache._version)
+    index.write_bytes(version + moved.replace(b"_CacheFile", b"_CacheFilo"))
+    assert cache.load("types") is None
+    cache.save("types", "newer code")
+    assert cache.load("types") == "newer code"
 
 
 def test_no_version_is_allowed_that_was_not_tried():

@@ -16,8 +16,8 @@ from distributed import LocalCluster, Security
 from spdist.errors import InputError
 from spdist.scheduler.clusters import addresses
 from spdist.scheduler.clusters.addresses import wait_until_reachable
-from spdist.scheduler.execution.clients import running_scheduler
-from spdist.scheduler.execution.clients.cluster import connect
+from spdist.scheduler.executors.clients import running_scheduler
+from spdist.scheduler.executors.clients.cluster import connect
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster, Security
 from distributed.client import _get_global_client
 
 import spdist
-from spdist.scheduler.execution.clients.running_scheduler import NoStealing
+from spdist.scheduler.executors.clients.running_scheduler import NoStealing
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.test_cli import wait_for

@@ -18,7 +18,7 @@ from spdist import cli
 from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.scheduler.clusters.security import remembered, security_of_files, temporary_keys, write_keys
-from spdist.scheduler.execution.clients.cluster import connect
+from spdist.scheduler.executors.clients.cluster import connect
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 

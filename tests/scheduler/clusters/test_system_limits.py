@@ -15,7 +15,7 @@ import pytest
 from spdist.errors import InputError, SpdistError
 from spdist.foundation.processes import name_of_writer
 from spdist.scheduler.clusters import system_limits
-from spdist.scheduler.execution.clients.cluster import connect
+from spdist.scheduler.executors.clients.cluster import connect
 from tests.conftest import random_matrix
 
 NAME = "from spdist.foundation.processes import name_of_writer; print(name_of_writer())"

@@ -13,8 +13,8 @@ from distributed import Client, LocalCluster
 
 from spdist.scheduler.dashboard.collector import RunCollector
 from spdist.scheduler.dashboard.hosts import VARIABLE, refused_name
-from spdist.scheduler.execution.clients.cluster import connect
-from spdist.scheduler.execution.clients.members import dashboard_link
+from spdist.scheduler.executors.clients.cluster import connect
+from spdist.scheduler.executors.clients.members import dashboard_link
 
 OWN = ("status", "spdist", "spdist/data.json", "info/main/workers.html", "metrics", "health", "nothing")
 WEBSOCKET = {

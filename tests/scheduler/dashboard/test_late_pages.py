@@ -11,8 +11,8 @@ from urllib.parse import urljoin
 import pytest
 
 from spdist.scheduler.dashboard import late_pages
-from spdist.scheduler.execution.clients.cluster import connect
-from spdist.scheduler.execution.clients.members import dashboard_link
+from spdist.scheduler.executors.clients.cluster import connect
+from spdist.scheduler.executors.clients.members import dashboard_link
 
 
 @pytest.fixture

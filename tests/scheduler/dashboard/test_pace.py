@@ -31,19 +31,19 @@ def test_after_a_tenth_it_is_right(wait, multiply, write):
         pace.add(now, multiplied, written, 60)
         if written >= 6:
             break
-    true, left = steps[-1][0] - now, pace.left(now)
+    true, left = steps[-1][0] - now, pace.estimate_time_left(now)
     assert left.likely == pytest.approx(true, rel=0.2)
     assert left.least <= true <= left.most
-    assert pace.left(now + 2.0).likely == pytest.approx(left.likely - 2.0)
+    assert pace.estimate_time_left(now + 2.0).likely == pytest.approx(left.likely - 2.0)
 
 
 def test_one_finished_block_gives_wide_bounds():
     pace = Pace(0.0)
-    assert pace.left(1.0) is None
+    assert pace.estimate_time_left(1.0) is None
     pace.add(1.0, 0, 0, 10)
-    assert pace.left(2.0) is None, "nothing is done"
+    assert pace.estimate_time_left(2.0) is None, "nothing is done"
     pace.add(3.0, 1, 0, 10)
-    left = pace.left(3.0)
+    left = pace.estimate_time_left(3.0)
     assert left.least < 9.0 < left.most, "9 s if blocks follow each other by the second"
     assert left.least < 27.0 < left.most, "27 s if they do not overlap"
 
@@ -53,7 +53,7 @@ def test_bounds_hold_a_rate_that_changes():
     for i in range(1, 21):
         work = 20.0 * i if i <= 10 else 200.0 + 5.0 * (i - 10)
         pace.add(float(i), work, work, 1000.0)
-    left = pace.left(20.0)
+    left = pace.estimate_time_left(20.0)
     assert left.least < left.likely < left.most
     assert left.most >= (1000 - 250) / 5
 
@@ -63,7 +63,7 @@ def test_it_keeps_few_samples():
     for i in range(1, 5000):
         pace.add(float(i), float(i), float(i), 10_000.0)
     assert max(len(stage.samples) for stage in pace._stages) <= SAMPLES + 1
-    assert pace.left(4999.0).likely == pytest.approx(5001.0, rel=0.01)
+    assert pace.estimate_time_left(4999.0).likely == pytest.approx(5001.0, rel=0.01)
 
 
 def test_few_blocks_say_less_than_what_was_expected():
@@ -71,23 +71,23 @@ def test_few_blocks_say_less_than_what_was_expected():
     told, asked = Pace(0.0, expected=10.0), Pace(0.0)
     for pace in (told, asked):
         pace.add(4.0, 10.0, 0.0, 100.0)
-    left = told.left(4.0)
+    left = told.estimate_time_left(4.0)
     assert left.likely == pytest.approx(9.0)
     assert left.least < 5.5 < 36.0 < left.most, "with doubt, and if blocks do not overlap"
-    assert told.left(5.0).likely == pytest.approx(left.likely - 1.0)
-    assert asked.left(4.0).likely == pytest.approx(24.0)
+    assert told.estimate_time_left(5.0).likely == pytest.approx(left.likely - 1.0)
+    assert asked.estimate_time_left(4.0).likely == pytest.approx(24.0)
 
 
 def test_an_expectation_gives_way_to_what_is_measured():
     pace = Pace(0.0, expected=10.0)
     for i in range(1, 61):
         pace.add(float(i), float(i), float(i), 100.0)
-    assert pace.left(60.0).likely == pytest.approx(40.0, rel=0.15)
+    assert pace.estimate_time_left(60.0).likely == pytest.approx(40.0, rel=0.15)
 
 
 def test_a_late_run_does_not_end_at_once():
     pace = Pace(0.0, expected=10.0)
     pace.add(20.0, 50.0, 0.0, 100.0)
-    left = pace.left(20.0)
+    left = pace.estimate_time_left(20.0)
     assert 3.0 < left.likely < 20.0
     assert left.most >= 20.0

@@ -21,7 +21,7 @@ from spdist.errors import SpdistError
 from spdist.scheduler.dashboard.messages import RUNS, TIMINGS
 from spdist.scheduler.dashboard.page import PAGE
 from spdist.scheduler.execution import announcer, stages
-from spdist.scheduler.execution.clients.local_cluster import SETTINGS
+from spdist.scheduler.executors.clients.local_cluster import SETTINGS
 from tests.conftest import random_matrix
 from tests.support.worker_processes import ROOT
 

@@ -25,13 +25,14 @@ import spdist
 from spdist.api import products as api
 from spdist.errors import CorruptError, InputError, MemoryBoundError, ResumeError, SpdistError
 from spdist.matrices.csr import CSR
-from spdist.scheduler.execution import plugins, stages
-from spdist.scheduler.execution.clients.cluster import connect, workers
+from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.driver import DriverTuning
 from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.execution.records import StageTiming
 from spdist.scheduler.execution.unfinished import read_journal
 from spdist.scheduler.execution.worker import CONTEXTS
+from spdist.scheduler.executors import plugins
+from spdist.scheduler.executors.clients.cluster import connect, workers
 from spdist.scheduler.planner import planner
 from spdist.storage import groups, notes
 from tests.conftest import assert_is_product, random_matrix
@@ -280,7 +281,7 @@ def test_memory_urls(scheduler):
 
 
 def test_no_scheduler_at_the_address(stored, tmp_path, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.execution.clients.running_scheduler.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("spdist.scheduler.executors.clients.running_scheduler.CONNECT_SECONDS", 0.5)
     a = stored("A", random_matrix(20, 20, 3, 15))
     with pytest.raises(InputError, match="no Dask scheduler answers"):
         api.multiply(a, a, tmp_path / "C.zarr", scheduler="tcp://127.0.0.1:9")

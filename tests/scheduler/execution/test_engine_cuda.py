@@ -26,9 +26,9 @@ from spdist.kernels.streaming.engine import GpuMultiplier
 from spdist.matrices.bsr import BSR, from_rows, from_scipy
 from spdist.matrices.csr import from_scipy as csr_from_scipy
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.execution.clients import cluster, local_cluster
 from spdist.scheduler.execution.records import JobSpec
 from spdist.scheduler.execution.worker import WorkerContext
+from spdist.scheduler.executors.clients import cluster, local_cluster
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.plan import Plan
 from tests.conftest import assert_is_product, has_gpu, random_matrix
@@ -97,7 +97,7 @@ def test_workers_are_as_many_as_gpus_have_blocks(monkeypatch):
 
 
 def test_workers_without_a_gpu_are_refused(stored, tmp_path, scheduler, monkeypatch):
-    monkeypatch.setattr("spdist.scheduler.execution.clients.members.gpu_name", lambda: None)
+    monkeypatch.setattr("spdist.scheduler.executors.clients.members.gpu_name", lambda: None)
     a = stored("A", random_matrix(50, 50, 3, 3))
     with pytest.raises(InputError, match="2 workers of the scheduler see no GPU"):
         api.multiply(a, a, tmp_path / "C.zarr", engine="cuda", memory_limit="1GiB", scheduler=scheduler)

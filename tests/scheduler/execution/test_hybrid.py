@@ -16,7 +16,7 @@ from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner
-from spdist.scheduler.execution.clients import cluster, local_cluster, members
+from spdist.scheduler.executors.clients import cluster, local_cluster, members
 from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, has_gpu, random_matrix
 from tests.scheduler.execution.test_driver import read

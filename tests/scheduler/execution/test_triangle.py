@@ -26,8 +26,8 @@ from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.scheduler.execution import stages, worker_process
 from spdist.scheduler.execution.assignment import BlockAssigner
-from spdist.scheduler.execution.clients import local_cluster
 from spdist.scheduler.execution.journal import JournalTuning
+from spdist.scheduler.executors.clients import local_cluster
 from spdist.scheduler.planner import planner
 from spdist.storage.external_sort import RowSorter
 from tests.conftest import random_matrix, upper

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from spdist.scheduler.execution.clients.local_cluster import SETTINGS
+from spdist.scheduler.executors.clients.local_cluster import SETTINGS
 
 KEPT = """
 import sys, numpy as np

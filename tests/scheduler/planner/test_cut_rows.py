@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spdist.scheduler.planner.block_table import BlockRecord, block_records, joined_records
-from spdist.scheduler.planner.cut_rows import BlockCutter, Costs, ExpectedRows
+from spdist.scheduler.planner.cut_rows import BlockCosts, BlockCutter, ExpectedRows
 from tests.conftest import random_matrix
 
 
@@ -63,7 +63,7 @@ def test_blocks_are_those_of_a_slow_twin(seed):
     forced = np.array([17, 90, 91, 250]) if seed % 5 == 4 else np.empty(0, np.int64)
     budget, products = int(rng.integers(2_000, 40_000)), int(rng.integers(500, 5_000))
     top_n = int(rng.integers(1, 60))
-    costs = Costs(24, 12, 24, 12, 8, 300, 80, budget, products, 4, bool(seed % 2), top_n, bool(seed % 7 == 0),
+    costs = BlockCosts(24, 12, 24, 12, 8, 300, 80, budget, products, 4, bool(seed % 2), top_n, bool(seed % 7 == 0),
                   bool(seed % 6 == 3))  # fmt: skip
     cutter, found = BlockCutter(costs, expected, b_lengths, 9, forced), []
     bounds = np.unique([0, *rng.integers(0, 300, 5), 300]).tolist()
@@ -77,7 +77,7 @@ def test_blocks_are_those_of_a_slow_twin(seed):
 
 def test_no_rows_are_no_block():
     expected = ExpectedRows(np.ones(64), np.ones((2, 1)), np.empty(0, np.uint32))
-    costs = Costs(24, 12, 24, 12, 8, 0, 80, 1 << 20, 1 << 20, 4, False, 80, True, False)
+    costs = BlockCosts(24, 12, 24, 12, 8, 0, 80, 1 << 20, 1 << 20, 4, False, 80, True, False)
     assert len(BlockCutter(costs, expected, np.ones(5, np.uint32), 1, np.empty(0, np.int64)).close()) == 0
 
 

@@ -42,7 +42,7 @@ def by_rows(rows: list[np.ndarray], ncols: int) -> sp.csr_array:
     return sp.csr_array((np.ones(indptr[-1]), np.concatenate(rows).astype(np.int32), indptr), (len(rows), ncols))
 
 
-def room(plan) -> int:
+def budget_of(plan) -> int:
     return block_budget(plan.memory_limit, plan.reserved_memory, plan.blocks_in_flight)
 
 
@@ -51,8 +51,8 @@ def assert_blocks_fit(plan, row_nnz: np.ndarray) -> None:
     entry = plan.c.entry_bytes
     for block in plan.blocks:
         copies, rows = 3 if block.split else 1, 8 * (block.stop - block.start)
-        left = (room(plan) - block.a_bytes - block.b_bytes) // copies - rows
-        assert block.needed <= room(plan)
+        left = (budget_of(plan) - block.a_bytes - block.b_bytes) // copies - rows
+        assert block.needed <= budget_of(plan)
         assert block.capacity <= max(left // entry, 1)
         assert row_nnz[block.start : block.stop].max() * entry <= left
 

@@ -24,10 +24,10 @@ RENUMBERING_BYTES = 8
 OFFSET_BYTES = 24
 """Bytes a row of B that a band takes for offsets, its renumbering included."""
 DENSE_SPREAD = 8
-"""Find the columns with a table, not a sort, when they span at most so many times as many numbers as there are entries.
+"""Find the columns with a table, not a sort, if their span is at most this multiple of the number of entries.
 """
 RANKED_SPREAD = 32
-"""Number them with a bit for each number in their span, not a search, when it is at most so many times the entries."""
+"""Number the columns with a bit for each in their span, not a search, if it is at most this multiple of the entries."""
 WORD, LAST_BIT, ONE = np.uint64(6), np.uint64(63), np.uint64(1)
 """Numbers are 64 to a word: shift to the word, mask of the bit, and the first bit."""
 PART = 1 << 16

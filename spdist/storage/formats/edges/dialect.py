@@ -63,7 +63,7 @@ class Dialect:
     line: int = 0
     header_lines: int = 0
     comment: int = 0  # line of the comment that names the columns; 0 if none does
-    raw: bytes = b""  # text of the header; empty if there is none
+    raw: bytes = b""  # text of the header; empty without a header
 
     @property
     def decimal_comma(self) -> bool:
@@ -105,9 +105,6 @@ class Dialect:
 def dialect_of(lines: Sequence[bytes], ending: str, options: ReadOptions, path: str) -> Dialect:
     """Decide how a list of edges is written.
 
-    `lines`: the first lines of the file.
-    `ending`: of the file, as in ".csv".
-    `path`: for messages.
     Raises `MatrixError` if two separators fit, a column is not there, or columns are named without a header.
     """
     quotes = ending != ".abc" if options.quotes is None else options.quotes
@@ -200,7 +197,7 @@ def _others(lines: Sequence[bytes], separator: int, quotes: bool) -> list[list[b
 def _commented_header(lines: Sequence[bytes], count: int, separator: int) -> tuple[int, list[bytes] | None]:
     """Return the line and the words of a comment right before the first record that names its columns, if it does.
 
-    It must have a word for each of more than three fields, which can not be told apart otherwise.
+    The comment must have a word for each field, and more than three fields: otherwise any comment might match.
     """
     if count <= 3 or not lines or not is_comment(lines[-1]):
         return 0, None
@@ -295,7 +292,7 @@ def _rows(records: Sequence[bytes], separator: int, quotes: bool) -> list[list[b
 
 
 def _weights_fit(rows: Sequence[Sequence[bytes]], options: ReadOptions, separator: int) -> bool:
-    """Whether the third fields are numbers, but that of a header; chosen columns may be anything."""
+    """Whether the third field of each record but a header is a number; always true if columns were chosen."""
     edges = rows[1:] if options.header or is_header(rows[0]) else rows
     if options.columns is not None:
         return True

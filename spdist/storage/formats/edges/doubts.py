@@ -21,7 +21,7 @@ KINDS = 10
 _NOT_ASCII = re.compile(rb"[^\n]*[\x80-\xff][^\n]*")
 _ODD = rb"(\xc2\xa0|\xe2\x80[\x80-\x8b\xaf]|\xe3\x80\x80)"
 _ODD_BLANKS = re.compile(rb"^" + _ODD + rb"[^\n]*|^[^\n]*" + _ODD + rb"$", re.MULTILINE)
-"""Names with a blank around that is none in ASCII: no-break, of some width, of none, ideographic."""
+"""Names that begin or end with a blank outside ASCII: no-break, of some width, of no width, ideographic."""
 
 
 def no_doubts() -> Int64Array:
@@ -80,7 +80,7 @@ def in_words(table: Int64Array, dialect: Dialect, *, names: bool, path: str) -> 
 
 
 def of_names(listed: bytes) -> list[str]:
-    """Return what is odd about names, of which each has the end of a line: no UTF-8, or blanks that are no spaces."""
+    """Return what is odd about newline-terminated names: invalid UTF-8, or blanks that are no spaces."""
     if listed.isascii():
         return []
     wrong = [each[0] for each in _NOT_ASCII.finditer(listed) if not _is_utf8(each[0])]

@@ -62,8 +62,8 @@ def import_edges(job: Import) -> None:
     written to `labels`, one a line. Without, vertices are numbers from 0 on.
     """
     text = EdgeText(job.source, job.options, job.reading)
-    place, count = job.stage.scratch / "edges", 0
-    with place.open("wb") as file:
+    path, count = job.stage.scratch / "edges", 0
+    with path.open("wb") as file:
         for edges in text.edges():
             file.write(edges.tobytes())
             count += len(edges)
@@ -72,25 +72,22 @@ def import_edges(job: Import) -> None:
     listed = text.listed
     names = names_in(listed, job.path, shape[0]) if job.options.names else None
     named = replace(job, names=AxisNames(names, names))
-    named.sort(_batches(place), shape, np.dtype(np.float64), count)
-    place.unlink()
+    named.sort(_batches(path), shape, np.dtype(np.float64), count)
+    path.unlink()
     if job.labels is not None:
         job.labels.write_bytes(listed)
 
 
-def _batches(place: Path) -> Iterator[Entries]:
+def _batches(path: Path) -> Iterator[Entries]:
     """Yield the edges of a file of numbers."""
-    with place.open("rb") as file:
+    with path.open("rb") as file:
         while raw := file.read(ENTRIES * EDGE.itemsize):
             edges: Any = np.frombuffer(raw, EDGE)
             yield Entries(*(np.ascontiguousarray(edges[name]) for name in EDGE.names or ()))
 
 
 class EdgeText:
-    """The edges of a text, and the vertices that were met so far.
-
-    `reading`: gets what was found when all edges were read.
-    """
+    """The edges of a text, and the vertices that were met so far."""
 
     def __init__(self, source: Source, options: ReadOptions, reading: Reading) -> None:
         self.source, self.path, self.text = source, source.path, TextFile(source)

@@ -76,7 +76,7 @@ def _end_of_field(record: bytes, at: int, separator: int) -> int:
 def weight_of(field: bytes, *, decimal_comma: bool, allow_nan: bool) -> float:
     """Return the number that a field spells.
 
-    Raises `ValueError` Says what is wrong with it, for a message.
+    Raises `ValueError`; says what is wrong with it, for a message.
 
     Examples
     --------

@@ -56,11 +56,7 @@ def is_header(fields: Fields) -> bool:
 
 
 def doubt_of(fields: Fields, others: Sequence[Fields]) -> str:
-    """Return what makes a first record doubtful that has no known words of a header; empty for an edge.
-
-    `fields`: of the first record.
-    `others`: of the records after it.
-    """
+    """Return what makes a first record doubtful that has no known words of a header; empty for an edge."""
     counts = {len(each) for each in others}
     if len(fields) > 1 and len(others) > 1 and len(counts) == 1 and len(fields) not in counts:
         return f"it has {len(fields)} fields, and the lines after it have {min(counts)}"

@@ -9,21 +9,8 @@ from dataclasses import dataclass
 from spdist.errors import MatrixError, one_line
 from spdist.foundation.units import counted
 from spdist.matrices.dtypes import Int64Array
+from spdist.storage.formats.edges import doubts
 from spdist.storage.formats.edges.dialect import Dialect, is_comment
-from spdist.storage.formats.edges.doubts import (
-    COMMA_MARK,
-    COMMENT,
-    LATE_COMMENT,
-    PADDED,
-    POINT_MARK,
-    SPACED,
-    SPACED_NAME,
-    TABBED,
-    UNWEIGHTED,
-    WEIGHTED,
-    no_doubts,
-    note,
-)
 from spdist.storage.formats.edges.fields import (
     COMMA,
     SEMICOLON,
@@ -57,15 +44,11 @@ class Lines:
     weights: list[float]
     doubts: Int64Array  # (KINDS, 2) int64
     rest: bytes = b""  # lines at the end in which a quote is open, to be read with those that follow
-    lines: int = 0  # lines that were read, without those of the rest
+    lines: int = 0  # lines that were read, without the lines in `rest`
 
 
 class LineReader:
-    """Reads lines one by one.
-
-    `path`: for messages.
-    `numbers`: whether vertices are numbers.
-    """
+    """Reads lines one by one."""
 
     def __init__(self, dialect: Dialect, path: str, *, numbers: bool, allow_nan: bool) -> None:
         self.dialect, self.path, self.numbers, self.allow_nan = dialect, path, numbers, allow_nan
@@ -73,16 +56,15 @@ class LineReader:
     def read(self, text: bytes, before: int) -> Lines:
         """Return the edges of whole lines.
 
-        `text`: each line with its end.
         `before`: lines before the first one.
         Raises `MatrixError` if a line is no edge; names it.
         """
-        out = Lines([], [], no_doubts())
+        out = Lines([], [], doubts.no_doubts())
         for line, record in self._records(text, before, out):
             if is_comment(record):
-                note(out.doubts, COMMENT, line)
+                doubts.note(out.doubts, doubts.COMMENT, line)
                 if out.weights:
-                    note(out.doubts, LATE_COMMENT, line)
+                    doubts.note(out.doubts, doubts.LATE_COMMENT, line)
             elif record.strip():
                 self._add(record, line, before, out)
         return out
@@ -133,19 +115,19 @@ class LineReader:
         weight = self._weight(fields[dialect.columns[2]], number) if weighted else 1.0
         out.words += ends
         out.weights.append(weight)
-        note(out.doubts, WEIGHTED if weighted else UNWEIGHTED, line)
+        doubts.note(out.doubts, doubts.WEIGHTED if weighted else doubts.UNWEIGHTED, line)
         if dialect.separator == TAB_OR_SPACE:
-            note(out.doubts, SPACED if separator == SPACE else TABBED, line)
+            doubts.note(out.doubts, doubts.SPACED if separator == SPACE else doubts.TABBED, line)
         if not self.numbers:
             may_have_spaces = dialect.separator == TAB_OR_SPACE and separator == TAB
-            if may_have_spaces and not out.doubts[SPACED_NAME, 0] and any(map(BLANK.search, ends)):
-                note(out.doubts, SPACED_NAME, line)
+            if may_have_spaces and not out.doubts[doubts.SPACED_NAME, 0] and any(map(BLANK.search, ends)):
+                doubts.note(out.doubts, doubts.SPACED_NAME, line)
             if separator != SPACE and self._is_padded(record, separator):
-                note(out.doubts, PADDED, line)
+                doubts.note(out.doubts, doubts.PADDED, line)
         if weighted and dialect.decimal_comma:
             mark = fields[dialect.columns[2]]
             if b"," in mark or b"." in mark:
-                note(out.doubts, COMMA_MARK if b"," in mark else POINT_MARK, line)
+                doubts.note(out.doubts, doubts.COMMA_MARK if b"," in mark else doubts.POINT_MARK, line)
 
     def _check_vertex(self, field: bytes, line: int) -> None:
         """Refuse a vertex that has no name, or is no number where vertices are numbers."""

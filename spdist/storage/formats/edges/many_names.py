@@ -57,7 +57,7 @@ class ManyNames:
         return self._letters[: self._end].tobytes()
 
     def _grow(self, names: int, letters: int) -> None:
-        """Make room for so many more names."""
+        """Reserve space for `names` more names and `letters` more bytes."""
         if self._end + letters > len(self._letters):
             longer = np.empty(max(self._end + letters, 2 * len(self._letters)), np.uint8)
             longer[: self._end] = self._letters[: self._end]
@@ -83,27 +83,27 @@ def move_slots(old: Int64Array, slots: Int64Array) -> None:
     last = np.uint64(len(slots) - 1)
     for i in range(len(old)):
         if old[i, 3] != 0:
-            place = np.uint64(old[i, 0]) & last
-            while slots[place, 3] != 0:
-                place = (place + np.uint64(1)) & last
+            slot = np.uint64(old[i, 0]) & last
+            while slots[slot, 3] != 0:
+                slot = (slot + np.uint64(1)) & last
             for part_of_slot in range(4):
-                slots[place, part_of_slot] = old[i, part_of_slot]
+                slots[slot, part_of_slot] = old[i, part_of_slot]
 
 
 @part
 def slot_of(text: Letters, begin: int, length: int, key: int, slots: Int64Array, letters: Letters) -> Any:
     """Return the slot of a word, or the free one that it would take."""
     last = np.uint64(len(slots) - 1)
-    place = key & last
-    while slots[place, 3] != 0:
-        if np.uint64(slots[place, 0]) == key and slots[place, 2] == length:
-            first, t = slots[place, 1], 0
+    slot = key & last
+    while slots[slot, 3] != 0:
+        if np.uint64(slots[slot, 0]) == key and slots[slot, 2] == length:
+            first, t = slots[slot, 1], 0
             while t < length and text[begin + t] == letters[first + t]:
                 t += 1
             if t == length:
                 break
-        place = (place + np.uint64(1)) & last
-    return place
+        slot = (slot + np.uint64(1)) & last
+    return slot
 
 
 @compiled
@@ -113,7 +113,6 @@ def find_names(
 ) -> None:  # fmt: skip
     """Write the number of each word, -1 of one that is not known.
 
-    `text`: (n,) uint8.
     `begins, lengths`: (k,) int64.
     `keys`: (k,) uint64: hashes.
     `slots, letters`: the table.
@@ -137,7 +136,6 @@ def add_names(
 ) -> Any:  # fmt: skip
     """Write the numbers of some words, of new names from `count` on; return how many are known, and their letters' end.
 
-    `text`: (n,) uint8.
     `begins, lengths`: (k,) int64.
     `keys`: (k,) uint64: hashes.
     `words`: (l,) int64: which words, in order.
@@ -146,14 +144,14 @@ def add_names(
     `out`: (k,) int64: gets the numbers.
     """
     for i in words:
-        place = slot_of(text, begins[i], lengths[i], keys[i], slots, letters)
-        if slots[place, 3] == 0:
-            slots[place, 0], slots[place, 1] = np.int64(keys[i]), end
-            slots[place, 2], slots[place, 3] = lengths[i], count + 1
+        slot = slot_of(text, begins[i], lengths[i], keys[i], slots, letters)
+        if slots[slot, 3] == 0:
+            slots[slot, 0], slots[slot, 1] = np.int64(keys[i]), end
+            slots[slot, 2], slots[slot, 3] = lengths[i], count + 1
             for t in range(lengths[i]):
                 letters[end + t] = text[begins[i] + t]
             end += lengths[i] + 1
             letters[end - 1] = NEWLINE
             count += 1
-        out[i] = slots[place, 3] - 1
+        out[i] = slots[slot, 3] - 1
     return count, end

@@ -27,11 +27,7 @@ _REMARK = re.compile(rb"c(\s|$)")
 
 
 def refuse_other_kinds(lines: Sequence[bytes], path: str) -> None:
-    """Refuse text whose first line says that it is no list of edges.
-
-    `lines`: the first lines of the file.
-    `path`: for the message.
-    """
+    """Refuse text whose first line says that it is no list of edges."""
     for number, line in enumerate(lines, 1):
         begin = line.strip()[:200]
         found = next((each for each in _KINDS if each[0].match(begin)), None)

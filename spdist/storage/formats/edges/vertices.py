@@ -56,8 +56,8 @@ class Names:
 
     def number_all(self, words: Words, known: Int64Array | None = None) -> Int64Array:
         """Return the numbers of the vertices of edges."""
-        places = zip(words.begins.tolist(), words.lengths.tolist(), strict=True)
-        return self.numbers([words.text[begin : begin + length] for begin, length in places])
+        spans = zip(words.begins.tolist(), words.lengths.tolist(), strict=True)
+        return self.numbers([words.text[begin : begin + length] for begin, length in spans])
 
     def listed(self) -> bytes:
         """Return the names in the order of their numbers, each with the end of a line."""

@@ -42,10 +42,10 @@ NUMBER_DIGITS = 18
 """Digits of a vertex that is a number; int64 holds all of them."""
 NO_NUMBER = np.uint64((1 << 64) - 1)
 BASIS = secrets.randbits(63) | 1
-"""What hashes of names begin with: nobody can write a file whose names all fall in one place."""
+"""First value of each hash; random, so that nobody can write a file whose names all fall in one slot."""
 LEFT_TO_PYTHON = -1
 """Number of fields of a line that only Python can read."""
-PLACES = 7
+SPANS = 7
 """Begin and end of source, target and weight in a line; whether blanks are around a name."""
 
 Letters = np.ndarray[Any, np.dtype[np.uint8]]
@@ -69,9 +69,6 @@ class Words:
 def words_of(text: bytes, dialect: Dialect, *, numbers: bool, allow_nan: bool = False) -> Words | None:
     r"""Find the words of whole lines; None if only Python can read one of them.
 
-    `text`: each line with its end.
-    `numbers`: whether vertices are numbers.
-
     Examples
     --------
     >>> words_of(b"7 12 0.5\n", Dialect(SPACE, False, (0, 1, 2), 3), numbers=True).keys
@@ -85,7 +82,7 @@ def words_of(text: bytes, dialect: Dialect, *, numbers: bool, allow_nan: bool = 
     begins, lengths, keys = np.empty(2 * most, np.int64), np.empty(2 * most, np.int64), np.empty(2 * most, np.uint64)
     weights, odd, doubts = np.empty(most), np.empty((most, 3), np.int64), no_doubts()
     count, nodd, lines = find_words(
-        np.frombuffer(text, np.uint8), _rules(dialect), numbers, BASIS, POWERS, np.empty(PLACES, np.int64),
+        np.frombuffer(text, np.uint8), _rules(dialect), numbers, BASIS, POWERS, np.empty(SPANS, np.int64),
         begins, lengths, keys, weights, odd, doubts,
     )  # fmt: skip
     if count < 0:
@@ -107,14 +104,15 @@ def _rules(dialect: Dialect) -> Int64Array:
 
 @compiled
 def find_words(
-    text: Letters, rules: Int64Array, numbers: bool, basis: int, powers: ValueArray, places: Int64Array,
+    text: Letters, rules: Int64Array, numbers: bool, basis: int, powers: ValueArray, spans: Int64Array,
     begins: Int64Array, lengths: Int64Array, keys: Hashes, weights: ValueArray, odd: Int64Array, doubts: Int64Array,
 ) -> Any:  # fmt: skip
     """Find the words of lines; return the number of edges, or -1, of weights that are left to Python, and of lines.
 
-    `rules` are made by `_rules`, `basis` is what hashes begin with, `powers` (23,) are those of ten, and `places`
-    (PLACES,) is room for the words of a line. Written: `begins`, `lengths` and `keys` (2 edges,), `weights` (edges,),
-    `odd` (lines, 3): edge, begin and end of each weight that is not exact as a number of few digits, and `doubts`.
+    `rules` are made by `_rules`, `basis` is the first value of each hash, `powers` (23,) are powers of ten, and
+    `spans` (SPANS,) is workspace for the words of a line. Written: `begins`, `lengths` and `keys` (2 edges,),
+    `weights` (edges,), `odd` (lines, 3), with edge, begin and end of each weight that is not exact as a number of few
+    digits, and `doubts`.
     """
     at, count, nodd, lines = 0, 0, 0, 0
     rule, quotes, mark, third = rules[0], rules[1] != 0, rules[2], rules[5]
@@ -123,7 +121,7 @@ def find_words(
         tabs, blanks, quoted = False, False, False
         while True:
             letter = text[stop]
-            if letter <= QUOTE:  # as few letters of a line are: tabs, its end, quotes, spaces
+            if letter <= QUOTE:  # rare letters: tabs, the end of the line, quotes, spaces
                 if letter == NEWLINE:
                     break
                 tabs |= letter == TAB
@@ -145,14 +143,14 @@ def find_words(
             separator = TAB if tabs else SPACE
         is_plain = separator != SPACE and not blanks and not quoted and (separator == TAB or not tabs)
         if is_plain:
-            found = split_plain(text, begin_of_line, stop, separator, rules[3], rules[4], third, places)
+            found = split_plain(text, begin_of_line, stop, separator, rules[3], rules[4], third, spans)
         else:
-            found = split_line(text, begin_of_line, stop, separator, quotes, rules[3], rules[4], third, places)
+            found = split_line(text, begin_of_line, stop, separator, quotes, rules[3], rules[4], third, spans)
         bounds = 8 if separator == SPACE else 6
         if found < rules[bounds] or found > rules[bounds + 1]:
             return -1, 0, 0
         for word in range(2):
-            begin, end = places[2 * word], places[2 * word + 1]
+            begin, end = spans[2 * word], spans[2 * word + 1]
             if begin == end:
                 return -1, 0, 0
             key = number_at(text, begin, end) if numbers else hash_of(text, begin, end, basis)
@@ -161,38 +159,38 @@ def find_words(
             begins[2 * count + word], lengths[2 * count + word], keys[2 * count + word] = begin, end - begin, key
         weight, weighted = 1.0, 0 <= third < found
         if weighted:
-            weight = weight_at(text, places[4], places[5], mark, powers)
+            weight = weight_at(text, spans[4], spans[5], mark, powers)
             if weight != weight:
-                odd[nodd, 0], odd[nodd, 1], odd[nodd, 2] = count, places[4], places[5]
+                odd[nodd, 0], odd[nodd, 1], odd[nodd, 2] = count, spans[4], spans[5]
                 nodd += 1
         weights[count] = weight
         count_line(doubts, WEIGHTED if weighted else UNWEIGHTED, lines)
         if rule == TAB_OR_SPACE:
             count_line(doubts, SPACED if separator == SPACE else TABBED, lines)
         if not numbers:
-            if places[6] and not (quotes and quoted):
+            if spans[6] and not (quotes and quoted):
                 count_line(doubts, PADDED, lines)
             if blanks and rule == TAB_OR_SPACE and separator == TAB and doubts[SPACED_NAME, 0] == 0:
-                note_spaces(text, lines, places, doubts)
+                note_spaces(text, lines, spans, doubts)
         if weighted and mark == COMMA:
-            note_mark(text, lines, places, doubts)
+            note_mark(text, lines, spans, doubts)
         count += 1
     return count, nodd, lines
 
 
 @part
-def note_spaces(text: Letters, line: int, places: Int64Array, doubts: Int64Array) -> None:
+def note_spaces(text: Letters, line: int, spans: Int64Array, doubts: Int64Array) -> None:
     """Count a line with a blank in the name of a vertex."""
     for word in range(2):
-        for t in range(places[2 * word], places[2 * word + 1]):
+        for t in range(spans[2 * word], spans[2 * word + 1]):
             if is_blank(text[t]):
                 doubts[SPACED_NAME, 0], doubts[SPACED_NAME, 1] = 1, line
 
 
 @part
-def note_mark(text: Letters, line: int, places: Int64Array, doubts: Int64Array) -> None:
+def note_mark(text: Letters, line: int, spans: Int64Array, doubts: Int64Array) -> None:
     """Count a line whose weight has a decimal mark."""
-    for t in range(places[4], places[5]):
+    for t in range(spans[4], spans[5]):
         if text[t] == COMMA or text[t] == DOT:
             count_line(doubts, COMMA_MARK if text[t] == COMMA else POINT_MARK, line)
 
@@ -207,21 +205,21 @@ def count_line(doubts: Int64Array, kind: int, line: int) -> None:
 
 @part
 def split_plain(
-    text: Letters, at: int, stop: int, separator: int, source: int, target: int, weight: int, places: Int64Array
+    text: Letters, at: int, stop: int, separator: int, source: int, target: int, weight: int, spans: Int64Array
 ) -> int:
     """Find the words of a line without blanks and quotes; return how many fields it has."""
     found = 0
-    places[6] = 0
+    spans[6] = 0
     while True:
         begin = at
         while at < stop and text[at] != separator:
             at += 1
         if found == source:
-            places[0], places[1] = begin, at
+            spans[0], spans[1] = begin, at
         elif found == target:
-            places[2], places[3] = begin, at
+            spans[2], spans[3] = begin, at
         elif found == weight:
-            places[4], places[5] = begin, at
+            spans[4], spans[5] = begin, at
         found += 1
         if at == stop:
             return found
@@ -231,11 +229,11 @@ def split_plain(
 @part
 def split_line(
     text: Letters, at: int, stop: int, separator: int, quotes: bool, source: int, target: int, weight: int,
-    places: Int64Array,
+    spans: Int64Array,
 ) -> int:  # fmt: skip
     """Find the words of a line that are read; return how many fields it has, or `LEFT_TO_PYTHON`."""
     found, spaced = 0, separator == SPACE
-    places[6] = 0
+    spans[6] = 0
     while True:
         whole = at
         while at < stop and is_blank(text[at]) and text[at] != separator:
@@ -267,13 +265,13 @@ def split_line(
                 end -= 1
             padded = not spaced and (begin > whole or end < at)
         if found == source:
-            places[0], places[1] = begin, end
-            places[6] |= padded
+            spans[0], spans[1] = begin, end
+            spans[6] |= padded
         elif found == target:
-            places[2], places[3] = begin, end
-            places[6] |= padded
+            spans[2], spans[3] = begin, end
+            spans[6] |= padded
         elif found == weight:
-            places[4], places[5] = begin, end
+            spans[4], spans[5] = begin, end
         found += 1
         if not spaced:
             if at == stop:
@@ -299,7 +297,7 @@ def hash_of(text: Letters, begin: int, end: int, basis: int) -> Any:
 
 @part
 def number_at(text: Letters, begin: int, end: int) -> Any:
-    """Return the vertex that digits spell; all bits if it is none."""
+    """Return the vertex that digits spell; all bits set if the word is not a number."""
     value = np.uint64(0)
     if end - begin > NUMBER_DIGITS:
         return NO_NUMBER

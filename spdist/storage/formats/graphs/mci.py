@@ -1,6 +1,6 @@
 """Read graphs and matrices in mcl's native text format: a list of columns, each a list of rows and values.
 
-mcl calls the domain of the columns the source of its arcs, and that of the rows their destination. Here an arc from a
+mcl calls the columns' domain the source of its arcs, and the rows' domain their destination. Here an arc from a
 to b is the entry (a, b), as in a list of edges: mcl's columns become rows. ``mcxdump -imx`` lists the same triples.
 """
 
@@ -189,9 +189,9 @@ class _Body:
         for piece in pieces_of(text, self.job.path, b"#"):
             yield COMMENT.sub(b"", piece) if b"#" in piece else piece
 
-    def _error(self, text: bytes, place: int, what: str) -> MatrixError:
-        """Return an error about the line of a place in the piece."""
-        line = self.line + text.count(b"\n", 0, place)
+    def _error(self, text: bytes, at: int, what: str) -> MatrixError:
+        """Return an error about the line of a position in the piece."""
+        line = self.line + text.count(b"\n", 0, at)
         return MatrixError(f"{self.job.path}, line {line:,}: {what}")
 
     def _read(self, text: bytes) -> Entries:
@@ -214,9 +214,9 @@ class _Body:
         has_value = np.concatenate([is_value[1:], [False]])[at]
         values = np.where(has_value, np.concatenate([words.values, [1.0]])[at + 1], 1.0)
         of_sources = np.flatnonzero(is_source)
-        self._places(text, words.begins[of_sources], words.values[of_sources], 0)
-        rows = self._places(text, words.begins[at], sources[at], 0)
-        columns = self._places(text, words.begins[at], words.values[at], 1)
+        self._positions(text, words.begins[of_sources], words.values[of_sources], 0)
+        rows = self._positions(text, words.begins[at], sources[at], 0)
+        columns = self._positions(text, words.begins[at], words.values[at], 1)
         if len(words.begins) or len(ends):
             is_closed = len(ends) > 0 and (not len(words.begins) or ends[-1] > words.begins[-1])
             self.source = -1.0 if is_closed else float(sources[-1])
@@ -238,8 +238,8 @@ class _Body:
         if empty.any():
             raise self._error(text, int(ends[np.argmax(empty)]), "a column without its number before a $")
 
-    def _places(self, text: bytes, begins: Int64Array, numbers: ValueArray, axis: int) -> Int64Array:
-        """Return the places of some numbers in a domain; refuse one that is not in it."""
+    def _positions(self, text: bytes, begins: Int64Array, numbers: ValueArray, axis: int) -> Int64Array:
+        """Return the positions of some numbers in a domain; refuse one that is not in it."""
         domain, length = self.head.domains[axis], self.head.shape[axis]
         whole = np.trunc(np.clip(numbers, -1, MOST_EXACT)).astype(np.int64)
         found: Int64Array = whole if domain is None else np.searchsorted(domain, whole)

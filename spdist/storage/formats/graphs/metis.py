@@ -134,20 +134,20 @@ class _Lines:
         if len(newlines):
             is_comment[0] &= self.done == 0
         ends, lengths = newlines[~is_comment], lengths[~is_comment]
-        local = np.searchsorted(ends, words.begins)  # vertex of each word, from that of the piece's first line on
+        local = np.searchsorted(ends, words.begins)  # vertex of each word, from the piece's first vertex on
         starts = np.concatenate([[0], np.cumsum(lengths)])
         starts[0] -= self.done
-        places = np.arange(len(local)) - starts[local] - self.header.before
+        positions = np.arange(len(local)) - starts[local] - self.header.before
         if len(lengths):
             lengths[0] += self.done
         self._check_lines(newlines, ends, lengths)
         held = b""
         is_open = len(local) > 0 and local[-1] == len(ends)
-        if is_open and self.header.weighted and places[-1] >= 0 and places[-1] % 2 == 0:
+        if is_open and self.header.weighted and positions[-1] >= 0 and positions[-1] % 2 == 0:
             held = text[int(words.begins[-1]) :]
             words = type(words)(words.values[:-1], words.begins[:-1])
-            local, places = local[:-1], places[:-1]
-        entries = self._entries(newlines, words.begins, words.values, local + self.vertex, places)
+            local, positions = local[:-1], positions[:-1]
+        entries = self._entries(newlines, words.begins, words.values, local + self.vertex, positions)
         self.done = int(np.count_nonzero(local == len(ends))) + (0 if len(ends) else self.done)
         self.vertex += len(ends)
         self.line += len(newlines)
@@ -169,14 +169,14 @@ class _Lines:
             )
 
     def _entries(
-        self, newlines: Int64Array, begins: Int64Array, values: ValueArray, vertices: Int64Array, places: Int64Array
+        self, newlines: Int64Array, begins: Int64Array, values: ValueArray, vertices: Int64Array, positions: Int64Array
     ) -> Entries:
-        """Return the entries that numbers in lines mean; `places`: of each, counted from the first neighbour."""
+        """Return the entries that numbers in lines mean; `positions`: of each, counted from the first neighbour."""
         head = self.header
         if len(vertices) and vertices[-1] >= head.vertices:
             at = int(begins[np.argmax(vertices >= head.vertices)])
             raise self._error(newlines, at, f"more than the {head.vertices:,} vertices that line {head.line} announces")
-        where = np.flatnonzero((places >= 0) & (places % head.each == 0))
+        where = np.flatnonzero((positions >= 0) & (positions % head.each == 0))
         neighbours = values[where]
         wrong = (neighbours < 1) | (neighbours > head.vertices) | (neighbours != np.trunc(neighbours))
         if wrong.any():
@@ -192,12 +192,12 @@ class _Lines:
         self.balance = (self.balance + _balance(rows, columns, weights)) % (1 << 64)
         return Entries(rows, columns, weights)
 
-    def _error(self, newlines: Int64Array, place: int, what: str) -> MatrixError:
-        """Return an error about the line of a place in the piece."""
-        return self.header.error(self.line + int(np.searchsorted(newlines, place)), what)
+    def _error(self, newlines: Int64Array, at: int, what: str) -> MatrixError:
+        """Return an error about the line of a position in the piece."""
+        return self.header.error(self.line + int(np.searchsorted(newlines, at)), what)
 
     def _check_end(self) -> None:
-        """Refuse a graph of fewer vertices or edges than announced, or of which an edge has one direction only."""
+        """Refuse a graph with fewer vertices or edges than announced, or with an edge in one direction only."""
         head = self.header
         missing_line = self.vertex == head.vertices - 1 and head.before == 0  # empty, and without its end
         if self.vertex < head.vertices and not missing_line:

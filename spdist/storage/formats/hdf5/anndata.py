@@ -98,8 +98,8 @@ def _frames(file: Any, inner: str, known: dict[str, list[str]]) -> tuple[Any, li
         group = find(file, "/".join(parts[:at]))
         if isinstance(group, h5py.Group) and word(group, "encoding-type") == "anndata":
             root, path = group, "/".join(parts[at:])
-    for place, frames in (known | MORE_FRAMES).items():
-        if path == place or path.startswith(f"{place}/"):
+    for known_path, frames in (known | MORE_FRAMES).items():
+        if path == known_path or path.startswith(f"{known_path}/"):
             return root, [frame if frame and find(root, frame) is not None else "" for frame in frames]
     return root, ["", ""]
 
@@ -113,6 +113,6 @@ def _index(root: Any, name: str) -> Array | None:
     if not index or "/" in index:
         return None
     found = member(frame, index, f"{name}/{index}")
-    if isinstance(found, h5py.Group):  # strings some of which may be missing
+    if isinstance(found, h5py.Group):  # strings, which may be missing
         found = member(found, "values", f"{name}/{index}/values")
     return strings(f"{name}/{index}", found)

@@ -1,4 +1,4 @@
-"""What the child process says of a file: the matrix that was asked for, or why there is none."""
+"""Description of a file by the child process: the requested matrix, or why it cannot be read."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def _described(inner: str, value: Any, is_logical: bool) -> Description:
     format = value.format if sp.issparse(value) else ""  # type: ignore[attr-defined]
     if format in ("csc", "coo"):
         columns = {"indptr": "indptr", "indices": "indices"}
-        places = columns if format == "csc" else {"rows": "row", "columns": "col"}
-        arrays = {ours: _held(getattr(value, theirs)) for ours, theirs in places.items()}
+        fields = columns if format == "csc" else {"rows": "row", "columns": "col"}
+        arrays = {ours: _held(getattr(value, theirs)) for ours, theirs in fields.items()}
         arrays["data"] = _held(_as_matlab(value.data, is_logical))
         kind: Kind = "columns" if format == "csc" else "coordinates"
         return Description(FORMAT, inner, kind, list(map(int, value.shape)), arrays)

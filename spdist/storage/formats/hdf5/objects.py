@@ -24,7 +24,7 @@ SPARSE = ("csr_matrix", "csc_matrix", "csr", "csc")
 
 
 def member(group: Any, name: str, shown: str) -> Any:
-    """Return a member of a group that lies in this file, None if there is none; links to other places are refused."""
+    """Return a member of a group that lies in this file, or None; refuse links to other files and paths."""
     link = group.get(name, getlink=True) if isinstance(group, h5py.Group) else None
     if link is None:
         return None
@@ -34,14 +34,14 @@ def member(group: Any, name: str, shown: str) -> Any:
 
 
 def find(group: Any, path: str) -> Any:
-    """Return the object at a path below a group, None if there is none."""
+    """Return the object at a path below a group, or None."""
     for part in filter(None, path.split("/")):
         group = member(group, part, path)
     return group
 
 
 def attribute(item: Any, name: str) -> Any:
-    """Return a short attribute; None if there is none."""
+    """Return a short attribute, or None."""
     if name not in item.attrs:
         return None
     found = item.attrs.get_id(name)
@@ -51,7 +51,7 @@ def attribute(item: Any, name: str) -> Any:
 
 
 def word(item: Any, name: str) -> str:
-    """Return an attribute that is text; empty if there is none, or it is something else."""
+    """Return an attribute that is text; empty if it is missing or something else."""
     found = attribute(item, name)
     found = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
     return found if isinstance(found, str) else ""

@@ -36,7 +36,7 @@ MATLAB_SPEED = 4 << 20
 
 
 def limit_memory(growth: int) -> None:
-    """Let the process grow by so many bytes at most, where the system says how large it is."""
+    """Let the process grow by at most `growth` bytes, if the system says how large it is."""
     try:
         import resource
 

@@ -24,7 +24,7 @@ import numpy as np
 from spdist.errors import InputError, MatrixError, install, one_line
 from spdist.matrices.dtypes import ValueArray
 from spdist.shown import without_keys
-from spdist.storage.formats.compressed_rows import Arrays, coordinate_batches, import_by_columns, import_by_rows
+from spdist.storage.formats.compressed_rows import Arrays, import_compressed, import_coordinates
 from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.hdf5.description import TENX, Settings
 from spdist.storage.formats.source import Import, check_numbers, foreign
@@ -69,7 +69,7 @@ def import_hdf5(job: Import) -> None:
 def import_mat(job: Import) -> None:
     """Import a matrix of a MATLAB file: HDF5 in version 7.3; an older one needs no h5py.
 
-    Errors are those of `import_hdf5`.
+    Raises as `import_hdf5`.
     """
     with _local_file(job) as file:
         is_hdf5 = _is_hdf5(file, job.path)
@@ -82,9 +82,9 @@ def import_mat(job: Import) -> None:
 
 def _is_hdf5(file: BinaryIO, path: str) -> bool:
     """Whether a file is HDF5; it is at its start before and after."""
-    places = [0, *(512 << k for k in range(12))]
+    offsets = [0, *(512 << k for k in range(12))]
     with foreign(path):
-        found = any(file.seek(place) == place and file.read(len(SIGNATURE)) == SIGNATURE for place in places)
+        found = any(file.seek(offset) == offset and file.read(len(SIGNATURE)) == SIGNATURE for offset in offsets)
         file.seek(0)
     return found
 
@@ -123,11 +123,10 @@ def _write(
         chunk = (values.chunk[0], values.chunk[1])
         import_dense(job, shape, values.dtype, values.rectangle, chunk, found["by_columns"])
     elif kind == "coordinates":
-        rows, columns, data = (streams[each] for each in ("rows", "columns", "data"))
-        job.sort(coordinate_batches(rows, columns, data, shape, name), shape, data.dtype, data.shape[0])
+        import_coordinates(job, shape, streams["rows"], streams["columns"], streams["data"], name)
     else:
         arrays = Arrays(streams["indptr"], streams["indices"], streams["data"], name)
-        (import_by_rows if kind == "rows" else import_by_columns)(job, shape, arrays)
+        import_compressed(job, shape, arrays, by_columns=kind == "columns")
 
 
 def _check_orient(job: Import, format: str) -> None:
@@ -140,14 +139,14 @@ def _check_orient(job: Import, format: str) -> None:
 
 
 def _names(reader: _Reader, lengths: dict[str, int | None], shape: tuple[int, int]) -> AxisNames:
-    """Return the names of rows and columns, of which nothing was read; the matrix does without those it cannot keep."""
+    """Return the names of rows and columns, unread; leave out names that cannot be kept with the matrix."""
     found: list[Names | None] = []
     for axis, count in zip(("rows", "columns"), shape, strict=True):
-        place, length = f"{reader.name}, names of {axis}", lengths.get(axis)
+        label, length = f"{reader.name}, names of {axis}", lengths.get(axis)
         if length is not None and length != count:
-            raise wrong_number(place, length, count)
+            raise wrong_number(label, length, count)
         pieces = functools.partial(_pieces, reader, axis, count)
-        found.append(None if length is None else Names(place, count, pieces, foreign=True))
+        found.append(None if length is None else Names(label, count, pieces, foreign=True))
     return AxisNames(*found)
 
 
@@ -197,7 +196,6 @@ def _reader(file: BinaryIO, job: Import, is_matlab5: bool) -> Iterator[_Reader]:
 class _Reader:
     """The process that reads a file.
 
-    `name`: file and matrix, for messages.
     `patience`: seconds to wait for an answer.
     """
 

@@ -57,17 +57,17 @@ def describe(file: Any, settings: Settings) -> Description:
 
 
 def _genes(group: Any) -> Any:
-    """Return the names of genes; their identifiers if there are none."""
-    for place in ("features/name", "gene_names", "features/id", "genes"):
-        found = strings(place, find(group, place))
+    """Return the names of genes, or else their identifiers."""
+    for path in ("features/name", "gene_names", "features/id", "genes"):
+        found = strings(path, find(group, path))
         if found is not None:
             return found
     return None
 
 
-def _kinds(group: Any, place: str) -> list[str]:
+def _kinds(group: Any, path: str) -> list[str]:
     """Return the different words in a dataset, sorted."""
-    found = strings(place, find(group, place))
+    found = strings(path, find(group, path))
     words: set[Any] = set()
     for start in range(0, min(found.shape[0], KINDS_READ) if found else 0, 1 << 14):
         words.update(found.read((slice(start, start + (1 << 14)),)).tolist() if found else ())

@@ -34,12 +34,12 @@ from spdist.foundation.units import parse_bytes
 from spdist.matrices.checks import check_canonical
 from spdist.matrices.csr import CSR
 from spdist.scheduler.clusters.security import security_for
-from spdist.scheduler.execution.clients.cluster import workers
-from spdist.scheduler.execution.clients.members import share_hosts, shared_name
 from spdist.scheduler.execution.operands import resident as sharing
 from spdist.scheduler.execution.operands.resident import ResidentMatrix, SharingTuning
-from spdist.scheduler.execution.plugins import PREFETCHED
 from spdist.scheduler.execution.worker import CONTEXTS, check_rows
+from spdist.scheduler.executors.clients.cluster import workers
+from spdist.scheduler.executors.clients.members import share_hosts, shared_name
+from spdist.scheduler.executors.plugins import PREFETCHED
 from spdist.scheduler.planner import planner
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.scheduler.planner.tuning import BlockTuning, PlannerTuning
@@ -414,7 +414,7 @@ def job_files(monkeypatch) -> Callable[[], set[str]]:
 @pytest.fixture
 def large(stored, monkeypatch):
     """Return a matrix of more than a piece, and itself; two workers share it, and begin ahead of the plan."""
-    monkeypatch.setattr("spdist.scheduler.execution.clients.members.SHARERS", 2)
+    monkeypatch.setattr("spdist.scheduler.executors.clients.members.SHARERS", 2)
     monkeypatch.setattr("spdist.jobs.starting.workers.MAX_BLOCK_PRODUCTS", 0)
     m = random_matrix(40_000, 40_000, 19, 3)
     a = stored("A", m)

@@ -169,8 +169,8 @@ def addresses(client: Client) -> list[str]:
 def remove_worker(client: Client, worker: str, seconds: float) -> None:
     """Let the scheduler forget a worker, within some seconds: its tasks run elsewhere, its late results are ignored.
 
-    The worker is not told to end: it learns from its next heartbeat that it was removed, and its nanny starts it anew
-    (`silence.come_back`). A scheduler without spdist ends the worker, and its nanny.
+    The worker gets no message to end: it learns from its next heartbeat that it was removed, and its nanny starts it
+    anew (`silence.come_back`). A scheduler without spdist ends the worker, and its nanny.
     """
     scheduler: Any = client.scheduler
     with suppress(*LOST, OSError):

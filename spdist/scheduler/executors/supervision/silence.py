@@ -49,7 +49,7 @@ class SignsOfLife:
         self._all_quiet = 0.0
 
     def find_silent(self, heard: Mapping[str, float], held: Mapping[str, int], now: float, seconds: float) -> list[str]:
-        """Return the workers that held blocks and were silent for so many seconds; none if nobody is heard.
+        """Return the workers that held blocks and were silent for `seconds`; an empty list if nobody is heard.
 
         `heard` has the scheduler's time of each worker's last heartbeat. If nobody is heard, the scheduler hangs. A
         worker without blocks may load kernels, and sends no heartbeat meanwhile. A long pause between two calls counts
@@ -75,14 +75,14 @@ def wait_until_known(worker: Worker) -> None:
     """
     while (asked := time.monotonic()) - _KNOWN_AT.get(worker.address, -KNOWN_SECONDS) >= KNOWN_SECONDS:
         with contextlib.suppress(OSError):  # no connection, or no answer in time
-            if worker.address not in sync(worker.loop, _ask, worker):
+            if worker.address not in sync(worker.loop, _known_to_scheduler, worker):
                 raise Reschedule
             _KNOWN_AT[worker.address] = asked
         if worker.status not in WORKER_ANY_RUNNING:
             raise Reschedule
 
 
-async def _ask(worker: Worker) -> dict[str, int]:
+async def _known_to_scheduler(worker: Worker) -> dict[str, int]:
     """Ask the scheduler which it knows of this one worker."""
     scheduler: Any = worker.scheduler
     async with asyncio.timeout(ASK_SECONDS):

@@ -8,10 +8,10 @@ from spdist.scheduler.execution.executor import Executor
 from spdist.scheduler.planner.plan import Plan
 
 if TYPE_CHECKING:  # loads Dask
-    from spdist.scheduler.execution.supervision.supervisor import Supervisor
+    from spdist.scheduler.executors.supervision.supervisor import Supervisor
 
 
-class Ready(NamedTuple):
+class PreparedRun(NamedTuple):
     """A plan, and who runs it."""
 
     executor: Executor

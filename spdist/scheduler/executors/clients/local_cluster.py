@@ -30,9 +30,10 @@ from spdist.scheduler.clusters.system_limits import check_limits
 from spdist.scheduler.dashboard.hosts import check_hosts
 from spdist.scheduler.dashboard.late_pages import load_pages_late
 from spdist.scheduler.dashboard.routes import add_to_menu
-from spdist.scheduler.execution.clients.members import workers_of
-from spdist.scheduler.execution.clients.running_scheduler import ReleaseStrandedTasks
-from spdist.scheduler.execution.supervision.calls import (
+from spdist.scheduler.executors.clients.members import workers_of
+from spdist.scheduler.executors.clients.running_scheduler import ReleaseStrandedTasks
+from spdist.scheduler.executors.clients.worker_setup import NICE_VARIABLE
+from spdist.scheduler.executors.supervision.calls import (
     describe,
     first_cause,
     kept_handlers,
@@ -40,7 +41,6 @@ from spdist.scheduler.execution.supervision.calls import (
     silenced_dask,
     within,
 )
-from spdist.scheduler.execution.worker_process import NICE_VARIABLE
 
 logger = logging.getLogger("spdist")
 
@@ -72,7 +72,7 @@ NANNY = functools.partial(Nanny, worker_class=PagelessWorker)
 """Starts and watches a worker process."""
 WORKERS = "spdist-workers"
 """How the names of folders for workers begin, in the folder for temporary files."""
-PRELOAD = ["spdist.scheduler.execution.worker_process"]
+PRELOAD = ["spdist.scheduler.executors.clients.worker_setup"]
 """Modules that workers load first."""
 HOST_SHARE = 0.5
 """Share of the free host memory that all workers of engine ``hybrid`` may take together."""

@@ -12,7 +12,7 @@ import pytest
 from spdist.api import products as api
 from spdist.errors import SpdistError
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.executor import Costs
+from spdist.scheduler.execution.executor import RunCosts
 from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.execution.unfinished import read_journal
 from spdist.scheduler.execution.worker import WorkerContext
@@ -28,7 +28,7 @@ class ShuffledExecutor:
     `held`: most blocks that each worker had at a time, from the first stage of a block to the end of its commit.
     """
 
-    client, link = None, ""
+    link = ""
 
     def __init__(self, seed: int) -> None:
         self.name, self.choose = "shuffled", random.Random(seed).choice
@@ -36,9 +36,13 @@ class ShuffledExecutor:
         self.results: dict[object, object] = {}
         self.holding = {"one": 0, "two": 0}
         self.held = 0
+        self.messages: list[str] = []
+
+    def publish(self, messages):
+        self.messages += [message["what"] for message in messages]
 
     @contextmanager
-    def running(self, draft, plan, url="", timed=None):
+    def running(self, draft, plan, url="", on_timings=None):
         self.context = WorkerContext(draft.with_plan(plan, ""))
         yield
         assert not self.submitted
@@ -75,7 +79,7 @@ class ShuffledExecutor:
         return [((stage, key), result)]
 
     def costs(self, workers):
-        return Costs([(0, 0)] * len(workers), [self.context.telemetry.totals])
+        return RunCosts([(0, 0)] * len(workers), [self.context.telemetry.totals])
 
     def workers_that_see(self, array, k):
         return []
@@ -127,6 +131,7 @@ def test_a_product_and_a_resume(stored, tmp_path, monkeypatch, shuffled, seed, g
     report = api.multiply(a, a, c, resume=True)
     assert row == 0 or report.blocks < blocks
     assert len(executors) == 2
+    assert [each.messages[:: len(each.messages) - 1] for each in executors] == [["start", "end"]] * 2
     assert report.workers == 2
     assert files(c) == files(tmp_path / "R.zarr")
     assert max(executor.held for executor in executors) <= api.plan(a, a, grid=grid).blocks_in_flight

@@ -16,11 +16,7 @@ _homes: dict[str, str] = {}
 
 
 def register(name: str, module: str) -> None:
-    """Note that function `name` lives in `module`; nothing is imported yet.
-
-    `name`: of a public function of `module`.
-    `module`: full name of the module, such as ``spdist.storage.vbr``.
-    """
+    """Note that `module` defines the function `name`; nothing is imported yet."""
     _homes[name] = module
 
 

@@ -14,9 +14,10 @@ from spdist.foundation import phases
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS, TIMINGS
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.supervision.calls import register, unregister
-from spdist.scheduler.execution.supervision.late_workers import JoinCheck, stay_out, take_part_again
 from spdist.scheduler.execution.worker import CONTEXTS, WorkerContext
+from spdist.scheduler.executors.clients.worker_setup import dask_setup
+from spdist.scheduler.executors.supervision.calls import register, unregister
+from spdist.scheduler.executors.supervision.late_workers import JoinCheck, stay_out, take_part_again
 from spdist.shown import without_secrets
 
 PUBLISH_SECONDS = 0.5
@@ -71,7 +72,7 @@ class InstallPlugin(WorkerPlugin):
         take_part_again(worker, self.name)
 
     def _publish(self, worker: Worker) -> None:
-        """Send new timings to all subscribers of `TIMINGS`, and announcements to those of `ANNOUNCEMENTS`."""
+        """Send new timings to the topic `TIMINGS`, and announcements to the topic `ANNOUNCEMENTS`."""
         telemetry = CONTEXTS[self.name].telemetry
         limits = telemetry.limits
         telemetry.publish(
@@ -126,7 +127,7 @@ def warm_up(context: WorkerContext, worker: Worker) -> None:
     `worker`: its idle memory is stored in `IDLE_MEMORY`.
     """
     if worker.nanny:
-        worker_process.dask_setup(worker)
+        dask_setup(worker)
     if worker.nanny or not context.job.is_one_block:
         context.warm_up()
     worker_process.reset_peak()

@@ -14,9 +14,9 @@ from distributed import LocalCluster
 import spdist
 from spdist.api import products as api
 from spdist.scheduler.execution import stages
-from spdist.scheduler.execution.supervision import monitor as monitors
-from spdist.scheduler.execution.supervision.monitor import Monitor, MonitorTuning
 from spdist.scheduler.execution.telemetry import InFlight
+from spdist.scheduler.executors.supervision import monitor as monitors
+from spdist.scheduler.executors.supervision.monitor import Monitor, MonitorTuning
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 
@@ -71,7 +71,7 @@ def test_nothing_is_said_while_blocks_finish(caplog):
 
     class Identity(dict):
         def get(self, *words):
-            monitor.note(InFlight(monitor._noted.finished + 1, 2, (0, 0, 10)))
+            monitor.record_in_flight(InFlight(monitor._in_flight.finished + 1, 2, (0, 0, 10)))
             looks.release()
             return 1
 
@@ -88,7 +88,7 @@ def test_nothing_is_said_while_blocks_finish(caplog):
 ])  # fmt: skip
 def test_what_is_in_flight_when_nothing_finishes(caplog, processing, where):
     with Monitor(fake_client(1, processing), "job", QUICK) as monitor:
-        monitor.note(InFlight(7, 3, (4, 1000, 2500)))
+        monitor.record_in_flight(InFlight(7, 3, (4, 1000, 2500)))
         line = wait_for_lines(caplog, 1)[0]
     assert line == f"nothing finished for 0 s: 3 blocks are in flight; the oldest, rows 1,000 to 2,500, {where}"
 
@@ -109,7 +109,7 @@ def test_of_a_lost_worker_the_blocks_are_counted(caplog):
     client, handlers = fake_client(), {}
     client.subscribe_topic = handlers.__setitem__
     with Monitor(client, "job") as monitor:
-        monitor.note(InFlight(7, 2, held={"tcp://w:1": 2}))
+        monitor.record_in_flight(InFlight(7, 2, held={"tcp://w:1": 2}))
         for worker in ("tcp://w:1", "tcp://w:2"):
             handlers[monitors.WORKER_EVENTS]((0.0, {"action": "remove-worker", "worker": worker}))
     assert own_lines(caplog) == [

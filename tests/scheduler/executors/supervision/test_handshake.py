@@ -13,16 +13,16 @@ import spdist
 from spdist.api import products as api
 from spdist.errors import InputError
 from spdist.scheduler.execution import driver
-from spdist.scheduler.execution.clients.cluster import connect
-from spdist.scheduler.execution.supervision import probe
-from spdist.scheduler.execution.supervision.handshake import (
+from spdist.scheduler.executors.clients.cluster import connect
+from spdist.scheduler.executors.supervision import probe
+from spdist.scheduler.executors.supervision.handshake import (
     Handshake,
-    Question,
+    StorageQuestion,
+    inspect_storage,
     installation_problem,
-    look,
     memory_problem,
 )
-from spdist.scheduler.execution.supervision.nonce import NonceFolder
+from spdist.scheduler.executors.supervision.nonce import NonceFolder
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.support.worker_processes import NO_SPDIST, OTHER_FOLDER, ROOT, other_source, worker_process
@@ -108,17 +108,17 @@ def test_files_of_a_killed_run_are_removed_by_the_next_for_the_same_target(store
 def test_another_matrix_at_the_same_place_is_seen(stored, tmp_path):
     m = random_matrix(300, 300, 5, 4)
     a = stored("A", m)
-    question = Question.about([("A", a)])
-    assert look(question).problem == ""
+    question = StorageQuestion.about([("A", a)])
+    assert inspect_storage(question).problem == ""
     m.data[:] += 1
     api.save(a.url, m, overwrite=True)
-    assert "sees another matrix than the client as A" in look(question).problem
+    assert "sees another matrix than the client as A" in inspect_storage(question).problem
     (tmp_path / "A.zarr").rename(tmp_path / "B.zarr")
-    assert "cannot read A" in look(question).problem
+    assert "cannot read A" in inspect_storage(question).problem
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    problem = look(Question(target=f"{tmp_path}/no/C.zarr")).problem
+    problem = inspect_storage(StorageQuestion(target=f"{tmp_path}/no/C.zarr")).problem
     assert re.search("cannot write next to C.*FileNotFoundError", problem)
 
 
@@ -166,7 +166,7 @@ def test_a_handshake_is_one_call(stored, scheduler, monkeypatch):
         asked, run = [], client._run
         monkeypatch.setattr(client, "_run", lambda *args, **kwargs: asked.append(kwargs) or run(*args, **kwargs))
         handshake = Handshake(client)
-        handshake.check(0, Question.about([("A", a)]))
+        handshake.check(0, StorageQuestion.about([("A", a)]))
         assert len(handshake.accepted) == 2
         assert handshake.admit(sorted(handshake.accepted)) == sorted(handshake.accepted)
     assert len(asked) == 1
@@ -178,5 +178,5 @@ def test_own_workers_are_asked_for_their_memory_alone(stored, tmp_path, monkeypa
         monkeypatch.setattr(probe, "source_digest", lambda: pytest.fail("the digest of the source was taken"))
         handshake = Handshake(client)
         handshake.check_installation()
-        handshake.check(0, Question.about([("A", a)]))
+        handshake.check(0, StorageQuestion.about([("A", a)]))
         assert len(handshake.accepted) == 1

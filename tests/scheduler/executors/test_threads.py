@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 import spdist
 from spdist.api import products as api
 from spdist.errors import InputError, SpdistError
-from spdist.jobs.starting import alone as short
+from spdist.jobs.starting import this_process
 from spdist.scheduler.execution import stages, worker_process
 from spdist.scheduler.execution.records import BlockTask
-from spdist.scheduler.execution.supervision import probe
 from spdist.scheduler.executors import threads
+from spdist.scheduler.executors.supervision import probe
 from spdist.scheduler.executors.threads import WORKER, ThreadExecutor
 from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, random_matrix
@@ -77,8 +77,8 @@ def test_reductions(stored, scheduler, what):
 LOADED = """
 import sys, spdist, spdist.cli
 if sys.argv[1] == "long":
-    import spdist.jobs.starting.alone
-    sys.argv[1], spdist.jobs.starting.alone.SHORT_SECONDS = "multiply", -1.0
+    import spdist.jobs.starting.this_process
+    sys.argv[1], spdist.jobs.starting.this_process.SHORT_SECONDS = "multiply", -1.0
 code = spdist.cli.main(sys.argv[1:])
 heavy = "distributed", "dask", "bokeh", "numba", "cupy", "pandas", "zarr", "scipy.sparse", "scipy.linalg", "rich"
 print(*(name for name in heavy if name in sys.modules), code, file=sys.stderr)
@@ -124,7 +124,7 @@ def test_what_a_command_loads(stored, tmp_path, words, loaded):
 def test_records_and_messages(stored, tmp_path):
     a, file, heard = stored("A", random_matrix(200, 200, 5, 1)), tmp_path / "run.jsonl", []
     links: list[str] = []
-    callbacks = spdist.Callbacks(heard=heard.append, started=links.append)
+    callbacks = spdist.Callbacks(on_message=heard.append, started=links.append)
     report = api.multiply(a, a, tmp_path / "C.zarr", record=file, callbacks=callbacks)
     assert [message["what"] for message in heard] == ["start", "progress", "progress", "end"]
     assert heard[0]["content"]["expected"] > 0.0
@@ -145,7 +145,7 @@ def test_a_failure_is_one_line_and_the_message_says_so(stored, tmp_path, monkeyp
 
     monkeypatch.setitem(stages.STAGES, "commit", failing)
     with pytest.raises(SpdistError, match="ZeroDivisionError: of no use; continue with --resume"):
-        api.multiply(a, a, tmp_path / "C.zarr", grid=grid, callbacks=spdist.Callbacks(heard=heard.append))
+        api.multiply(a, a, tmp_path / "C.zarr", grid=grid, callbacks=spdist.Callbacks(on_message=heard.append))
     assert heard[-1]["content"]["state"] == "failed"
     monkeypatch.undo()
     assert api.multiply(a, a, tmp_path / "C.zarr", resume=True, check=True).verification["ok"]
@@ -182,7 +182,7 @@ def test_only_short_products_without_workers(stored, tmp_path, monkeypatch):
     callbacks = spdist.Callbacks(started=links.append)
     api.multiply(a, a, tmp_path / "C.zarr", grid=(3, 1, 1), callbacks=callbacks)
     assert not links
-    monkeypatch.setattr(short, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(this_process, "SHORT_SECONDS", 0.0)
     api.multiply(a, a, tmp_path / "D.zarr", grid=(3, 1, 1), callbacks=callbacks)
     assert len(links) == 1
     assert files(tmp_path / "C.zarr") == files(tmp_path / "D.zarr")
@@ -193,9 +193,9 @@ def test_short_products_of_a_single_gpu_need_no_worker(stored, monkeypatch, gpus
     a = stored("A", random_matrix(200, 200, 5, 1))
     plan = api.plan(a, a, engine="cuda", memory_limit=1 << 30, host_limit=1 << 30, grid=(3, 1, 1))
     monkeypatch.setattr(worker_process, "count_gpus", lambda: gpus)
-    monkeypatch.setattr(short, "GPU_SHORT_SECONDS", seconds)
-    monkeypatch.setattr(short, "SHORT_SECONDS", 0.0)  # of CPUs
-    assert short.is_short(plan) == alone
+    monkeypatch.setattr(this_process, "GPU_SHORT_SECONDS", seconds)
+    monkeypatch.setattr(this_process, "SHORT_SECONDS", 0.0)  # of CPUs
+    assert this_process.is_short(plan) == alone
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])

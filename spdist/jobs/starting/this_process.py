@@ -11,7 +11,7 @@ from spdist.jobs.planning import PlanSource
 from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.execution.supervision import probe
+from spdist.scheduler.executors.supervision import probe
 from spdist.scheduler.planner.plan import START_SECONDS, Plan
 
 GPU_PRODUCTS = 1 << 35

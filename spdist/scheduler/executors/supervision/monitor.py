@@ -1,7 +1,7 @@
 """Says what a run waits for: a thread that writes a line when nothing has happened for a while, and tries connections.
 
-The thread owns no state of the run. The driver hands it frozen values (`Monitor.note`), and the scheduler's events tell
-it which workers come and go.
+The thread owns no state of the run. The driver hands it frozen values (`Monitor.record_in_flight`), and the scheduler's
+events say which workers come and go.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from distributed.scheduler import heartbeat_interval
 
 from spdist.foundation.units import counted
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
-from spdist.scheduler.execution.supervision.calls import LOST, is_connected, remove_worker
-from spdist.scheduler.execution.supervision.silence import SignsOfLife
-from spdist.scheduler.execution.supervision.streams import Fetches, repair_streams
 from spdist.scheduler.execution.telemetry import InFlight
+from spdist.scheduler.executors.supervision.calls import LOST, is_connected, remove_worker
+from spdist.scheduler.executors.supervision.silence import SignsOfLife
+from spdist.scheduler.executors.supervision.streams import Fetches, repair_streams
 
 logger = logging.getLogger("spdist")
 
@@ -84,7 +84,7 @@ class Monitor:
     def __init__(self, client: Client, name: str, tuning: MonitorTuning | None = None) -> None:
         self.client, self.name, self.tuning = client, name, tuning or TUNING
         self._phase = "the workers to answer"
-        self._noted = InFlight()
+        self._in_flight = InFlight()
         self._life = SignsOfLife(time.monotonic())
         self._replaced: set[str] = set()
         self._stop = threading.Event()
@@ -102,9 +102,9 @@ class Monitor:
             for topic in (WORKER_EVENTS, ANNOUNCEMENTS):
                 self.client.unsubscribe_topic(topic)
 
-    def note(self, now: InFlight) -> None:
-        """Take note of the blocks in flight; the driver calls this after each step."""
-        self._noted = now
+    def record_in_flight(self, now: InFlight) -> None:
+        """Keep what is in flight for the thread; the driver calls this after each step."""
+        self._in_flight = now
 
     @contextmanager
     def waiting_for(self, phase: str) -> Iterator[None]:
@@ -128,18 +128,18 @@ class Monitor:
         next_look = start
         fetching: Fetches | None = None
         while not self._stop.wait(self.tuning.tick_seconds) and is_connected(self.client):
-            now, noted = time.monotonic(), self._noted
+            now, in_flight = time.monotonic(), self._in_flight
             if count := self._count_workers():
                 no_workers.reset(now)
-                if count > 1 and noted.blocks and now >= next_look:
-                    self._replace_silent_workers(noted, count)
+                if count > 1 and in_flight.blocks and now >= next_look:
+                    self._replace_silent_workers(in_flight, count)
                     next_look = now + heartbeat_interval(count)
-                if before != (self._phase, noted.finished):
-                    before = self._phase, noted.finished
+                if before != (self._phase, in_flight.finished):
+                    before = self._phase, in_flight.finished
                     idle.reset(now)
                     fetching = None
                 elif lasted := idle.due(now):
-                    logger.warning("%s", self._idle_line(noted, lasted))
+                    logger.warning("%s", self._idle_line(in_flight, lasted))
                     if lasted >= self.tuning.repair_seconds:
                         fetching = repair_streams(self.client, fetching)
             else:
@@ -147,7 +147,7 @@ class Monitor:
                 if lasted := no_workers.due(now):
                     logger.warning("%s", self._no_workers_line(lasted))
 
-    def _replace_silent_workers(self, noted: InFlight, count: int) -> None:
+    def _replace_silent_workers(self, in_flight: InFlight, count: int) -> None:
         """Give the blocks of workers without a sign of life to others."""
         scheduler: Any = self.client.scheduler
         seconds = max(self.tuning.silent_seconds, SILENT_INTERVALS * heartbeat_interval(count))
@@ -156,8 +156,8 @@ class Monitor:
         except (*LOST, OSError):
             return
         heard = {address: info["last_seen"] for address, info in infos.items()}
-        for worker in self._life.find_silent(heard, noted.held, time.monotonic(), seconds):
-            held = noted.held[worker]
+        for worker in self._life.find_silent(heard, in_flight.held, time.monotonic(), seconds):
+            held = in_flight.held[worker]
             logger.warning(
                 "worker %s has given no sign of life for %.0f s: its %s %s given to other workers",
                 worker, seconds, counted(held, "block"), "is" if held == 1 else "are",
@@ -178,13 +178,13 @@ class Monitor:
             f"no workers at {address} for {lasted:.0f} s: waiting; {how}, or stop with Ctrl-C; finished rows are kept"
         )
 
-    def _idle_line(self, noted: InFlight, lasted: float) -> str:
-        if not noted.blocks:
+    def _idle_line(self, in_flight: InFlight, lasted: float) -> str:
+        if not in_flight.blocks:
             return f"waiting for {self._phase} for {lasted:.0f} s"
-        number, start, stop = noted.oldest
-        in_flight = f"{counted(noted.blocks, 'block')} {'is' if noted.blocks == 1 else 'are'}"
+        number, start, stop = in_flight.oldest
+        blocks = f"{counted(in_flight.blocks, 'block')} {'is' if in_flight.blocks == 1 else 'are'}"
         return (
-            f"nothing finished for {lasted:.0f} s: {in_flight} in flight; the oldest, rows {start:,} to {stop:,}, "
+            f"nothing finished for {lasted:.0f} s: {blocks} in flight; the oldest, rows {start:,} to {stop:,}, "
             f"{self._find(number)}"
         )
 
@@ -214,7 +214,7 @@ class Monitor:
             self._replaced.discard(message["worker"])
             logger.warning("worker %s has joined", message["worker"])
         elif action == "remove-worker" and message["worker"] not in self._replaced:
-            held = self._noted.held.get(message["worker"], 0)
+            held = self._in_flight.held.get(message["worker"], 0)
             again = f"its {counted(held, 'block')} {'is' if held == 1 else 'are'} computed again"
             logger.warning("worker %s was lost: %s", message["worker"], again if held else "it held no block")
 

@@ -14,11 +14,11 @@ from distributed import Client, LocalCluster, Reschedule, get_worker
 from distributed.core import Status
 
 import spdist
-from spdist.scheduler.execution.supervision import monitor as monitors
-from spdist.scheduler.execution.supervision import silence
-from spdist.scheduler.execution.supervision.calls import remove_worker
-from spdist.scheduler.execution.supervision.monitor import MonitorTuning
-from spdist.scheduler.execution.supervision.silence import SignsOfLife, come_back, wait_until_known
+from spdist.scheduler.executors.supervision import monitor as monitors
+from spdist.scheduler.executors.supervision import silence
+from spdist.scheduler.executors.supervision.calls import remove_worker
+from spdist.scheduler.executors.supervision.monitor import MonitorTuning
+from spdist.scheduler.executors.supervision.silence import SignsOfLife, come_back, wait_until_known
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read
 from tests.test_cli import wait_for

@@ -10,7 +10,7 @@ from distributed import LocalCluster
 
 from spdist.scheduler.clusters import client as clients
 from spdist.scheduler.clusters.client import RunClient
-from spdist.scheduler.execution.supervision.streams import StreamTuning, repair_streams
+from spdist.scheduler.executors.supervision.streams import StreamTuning, repair_streams
 from tests.test_cli import wait_for
 
 QUICK = StreamTuning(tries=5, pause_seconds=0.3)

@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed import Client, Worker
 
-from spdist.scheduler.execution.supervision.calls import LOST, is_connected, remove_worker
+from spdist.scheduler.executors.supervision.calls import LOST, is_connected, remove_worker
 
 logger = logging.getLogger("spdist")
 
@@ -40,7 +40,7 @@ Fetches = set[tuple[str, Any]]
 
 
 @dataclass
-class _Found:
+class StreamFindings:
     """What a client learned of its workers by several questions."""
 
     answered: set[str]  # workers that answered each time
@@ -63,7 +63,7 @@ def repair_streams(client: Client, before: Fetches | None = None, tuning: Stream
     tuning = tuning or TUNING
     try:
         with _words(client) as (topic, heard):
-            found = _ask(client, topic, tuning)
+            found = _question_workers(client, topic, tuning)
     except (*LOST, OSError):  # the scheduler does not answer at all: it may be busy, or stopped
         return set()
     if "" not in heard:
@@ -94,27 +94,29 @@ def _words(client: Client) -> Iterator[tuple[str, set[str]]]:
             client.unsubscribe_topic(topic)
 
 
-def _ask(client: Client, topic: str, tuning: StreamTuning) -> _Found:
+def _question_workers(client: Client, topic: str, tuning: StreamTuning) -> StreamFindings:
     """Send words over the streams, and ask for what each worker knows, several times."""
     scheduler: Any = client.scheduler
-    found: _Found | None = None
+    found: StreamFindings | None = None
     for _ in range(tuning.tries):
         client.sync(scheduler.log_event, topic=topic, msg={}, callback_timeout=tuning.call_seconds)
         given = client.sync(scheduler.processing, workers=None, callback_timeout=tuning.call_seconds)
         with contextlib.suppress(TimeoutError):  # one worker may be stopped
-            said = client.sync(client._run, say, topic, on_error="ignore", callback_timeout=tuning.call_seconds)
+            said = client.sync(
+                client._run, speak_and_list_tasks, topic, on_error="ignore", callback_timeout=tuning.call_seconds
+            )
             lacking = {worker: set(given.get(worker, ())) - set(known) for worker, (known, _) in said.items()}
             fetching = {(worker, key) for worker, (_, fetched) in said.items() for key in fetched}
             if found is None:
-                found = _Found(set(said), lacking, fetching)
+                found = StreamFindings(set(said), lacking, fetching)
             found.answered &= said.keys()
             found.lacking = {worker: keys & found.lacking.get(worker, set()) for worker, keys in lacking.items()}
             found.fetching &= fetching
         time.sleep(tuning.pause_seconds)
-    return found or _Found(set(), {}, set())
+    return found or StreamFindings(set(), {}, set())
 
 
-def say(topic: str, dask_worker: Worker) -> tuple[list[Any], list[Any]]:
+def speak_and_list_tasks(topic: str, dask_worker: Worker) -> tuple[list[Any], list[Any]]:
     """Send a word over the stream of this worker, and return the tasks that it knows and fetches; for `Client.run`.
 
     `dask_worker`: passed by Dask, which knows this parameter by its name.

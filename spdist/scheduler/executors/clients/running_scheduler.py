@@ -13,7 +13,7 @@ from spdist.errors import InputError, SpdistError
 from spdist.scheduler.clusters.addresses import check_address, wait_until_reachable
 from spdist.scheduler.clusters.client import RunClient, close_client
 from spdist.scheduler.clusters.security import security_for
-from spdist.scheduler.execution.supervision.calls import silenced_dask
+from spdist.scheduler.executors.supervision.calls import silenced_dask
 
 logger = logging.getLogger("spdist")
 
@@ -47,8 +47,8 @@ class ClientPlugin(SchedulerPlugin):
 class ReleaseStrandedTasks(ClientPlugin):
     """Lets tasks run on the next worker to join if all workers have died.
 
-    A task of a dead worker runs on another worker, if there is one. If there is none, Dask would wait for the dead
-    worker for ever.
+    A task of a dead worker runs on another worker, if there is one. Without another worker, Dask would wait for the
+    dead worker for ever.
     """
 
     def __init__(self, client: str = "") -> None:
@@ -105,7 +105,7 @@ class AdaptiveDemand(ClientPlugin):
 
 
 def want_workers(client: Client, count: int) -> None:
-    """Let an adaptive cluster have so many workers, or its maximum, until the client leaves."""
+    """Let an adaptive cluster have `count` workers, or its maximum, until the client leaves."""
     if client.cluster is None:
         with contextlib.suppress(ImportError, ValueError):  # no spdist at the scheduler, which a warning has said
             client.register_plugin(AdaptiveDemand(client.id, count))
@@ -148,7 +148,7 @@ def _client_at(scheduler: str, security: Security) -> RunClient:
 
 
 def _prepare_scheduler(client: Client, scheduler: str) -> None:
-    """Have a running scheduler move no task but those of dead workers, and ask an adaptive cluster for a worker."""
+    """Have a running scheduler move only tasks of dead workers, and ask an adaptive cluster for a worker."""
     try:
         for plugin in (ReleaseStrandedTasks(client.id), NoStealing(client.id), AdaptiveDemand(client.id, 1)):
             client.register_plugin(plugin)

@@ -11,10 +11,10 @@ from zarr.storage import WrapperStore
 from spdist.storage.checksums import ChunkFiles, Table, misplaced
 
 
-class PlacedStore(WrapperStore[Store]):
-    """A store from which the Zarr chunks of one array come only if they are in their places.
+class ChecksumPlacedStore(WrapperStore[Store]):
+    """A store from which the Zarr chunks of one array come only if they are in their positions.
 
-    On a file system the ends of Zarr chunks are read before they are decoded (`ChunkedArray.check_places`). From an
+    On a file system the ends of Zarr chunks are read before they are decoded (`ChunkedArray.check_positions`). From an
     object store that would be a request more for each. Here the four bytes are taken from what was asked for anyway.
     """
 
@@ -28,19 +28,18 @@ class PlacedStore(WrapperStore[Store]):
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return what is at a key; refuse a Zarr chunk that is another's, or nobody's.
 
-        Raises `CorruptError` Names array and Zarr chunk.
+        Raises `CorruptError`; names array and Zarr chunk.
         """
         found = await super().get(key, prototype, byte_range)
         k = self.files.number(key)
         if found is not None and k is not None and byte_range is None:
-            check_place(self.files, self.table, k, found[-4:].to_bytes() if len(found) >= 4 else b"")
+            check_position(self.files, self.table, k, found[-4:].to_bytes() if len(found) >= 4 else b"")
         return found
 
 
-def check_place(files: ChunkFiles, table: Table, k: int, end: bytes) -> None:
+def check_position(files: ChunkFiles, table: Table, k: int, end: bytes) -> None:
     """Compare the end of a Zarr chunk with the array's table.
 
-    `end`: its last four bytes.
     Raises `CorruptError` if another checksum belongs there; names array and Zarr chunk.
     """
     if len(end) < 4:

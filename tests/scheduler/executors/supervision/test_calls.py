@@ -17,9 +17,9 @@ from distributed.comm.core import CommClosedError
 import spdist
 from spdist.api import products as api
 from spdist.errors import SpdistError
-from spdist.scheduler.execution.clients.cluster import connect
-from spdist.scheduler.execution.supervision import calls
-from spdist.scheduler.execution.supervision.calls import describe, persistent, register, within
+from spdist.scheduler.executors.clients.cluster import connect
+from spdist.scheduler.executors.supervision import calls
+from spdist.scheduler.executors.supervision.calls import describe, persistent, register, within
 from tests.conftest import assert_is_product, random_matrix
 from tests.scheduler.execution.test_driver import read, workers_alive
 

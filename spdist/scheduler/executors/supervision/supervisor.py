@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from distributed import Client
 
-from spdist.scheduler.execution.clients.running_scheduler import want_workers
-from spdist.scheduler.execution.supervision.calls import clear_of_dask
-from spdist.scheduler.execution.supervision.handshake import Handshake, Question
-from spdist.scheduler.execution.supervision.monitor import Monitor
+from spdist.scheduler.executors.clients.running_scheduler import want_workers
+from spdist.scheduler.executors.supervision.calls import clear_of_dask
+from spdist.scheduler.executors.supervision.handshake import Handshake, StorageQuestion
+from spdist.scheduler.executors.supervision.monitor import Monitor
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.request import PlanRequest
 from spdist.storage.matrix import StoredMatrix
@@ -34,7 +34,7 @@ class Supervisor(NamedTuple):
         if isinstance(request.spec.mask, StoredMatrix):
             matrices["the mask"] = request.spec.mask
         want_workers(self.handshake.client, -(-len(plan.blocks) // plan.threads))
-        question = replace(Question.about(matrices.items()), target=target)
+        question = replace(StorageQuestion.about(matrices.items()), target=target)
         self.handshake.check(plan.projected_host_memory, question)
 
 

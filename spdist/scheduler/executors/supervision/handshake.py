@@ -20,8 +20,9 @@ from distributed.protocol import pickle
 
 from spdist.errors import InputError, SpdistError
 from spdist.foundation.units import format_bytes
-from spdist.scheduler.execution.supervision import probe
-from spdist.scheduler.execution.supervision.calls import (
+from spdist.scheduler.execution.worker import CONTEXTS
+from spdist.scheduler.executors.supervision import probe
+from spdist.scheduler.executors.supervision.calls import (
     ATTEMPTS,
     LOST,
     PAUSE_SECONDS,
@@ -31,8 +32,7 @@ from spdist.scheduler.execution.supervision.calls import (
     lost_scheduler,
     started_here,
 )
-from spdist.scheduler.execution.supervision.nonce import VISIBLE_SECONDS, NonceFolder
-from spdist.scheduler.execution.worker import CONTEXTS
+from spdist.scheduler.executors.supervision.nonce import VISIBLE_SECONDS, NonceFolder
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.stores.registry import at
@@ -43,7 +43,7 @@ ANSWER_SECONDS = 60.0
 """Seconds in which workers that this process started must answer: a busy worker answers between two tasks, a hung file
 system never. For others `clusters.client` says how long."""
 POLL_SECONDS = 0.1
-"""Seconds between two looks for workers while there are none."""
+"""Seconds between two looks for workers while no worker is there."""
 EXACT = "dask", "distributed"
 """Packages whose versions must be equal."""
 MINOR = "python", "zarr"
@@ -58,15 +58,15 @@ Sums = tuple[tuple[int, ...], ...]
 """Checksums of some Zarr chunks of each array of a matrix."""
 
 
-class View(NamedTuple):
+class StorageView(NamedTuple):
     """What a worker sees of the job's storage."""
 
-    problem: str  # the problem; empty if there is none
+    problem: str  # empty if the worker sees what the client sees
     nonce: str  # name of the file that the worker wrote next to C; empty if there is no C
 
 
 @dataclass(frozen=True)
-class Question:
+class StorageQuestion:
     """What a worker is asked about the job's storage."""
 
     # operands and mask: what each is called, as the client sees it, and some of its checksums
@@ -74,9 +74,9 @@ class Question:
     target: str = ""  # where C goes; empty if C is not stored, or not yet known
 
     @staticmethod
-    def about(named: Iterable[tuple[str, StoredMatrix]]) -> Question:
+    def about(named: Iterable[tuple[str, StoredMatrix]]) -> StorageQuestion:
         """Return the question about some matrices; matrices in the memory of this process are left out."""
-        return Question(tuple((name, m, sums_of(m)) for name, m in named if not at(m.url).is_private))
+        return StorageQuestion(tuple((name, m, sums_of(m)) for name, m in named if not at(m.url).is_private))
 
 
 def sums_of(m: StoredMatrix) -> Sums:
@@ -89,22 +89,22 @@ def sums_of(m: StoredMatrix) -> Sums:
     return sums(m.indptr), sums(m.indices), sums(m.data)
 
 
-def look(question: Question) -> View:
+def inspect_storage(question: StorageQuestion) -> StorageView:
     """Compare the operands that this worker sees with the client's, and write a file next to C."""
     for name, expected, sums in question.matrices:
         try:
             found = open_matrix(expected.url)
             is_same = found == expected and sums_of(found) == sums
         except (SpdistError, OSError) as error:
-            return View(f"cannot read {name}: {error}", "")
+            return StorageView(f"cannot read {name}: {error}", "")
         if not is_same:
-            return View(f"sees another matrix than the client as {name} at {expected.url}", "")
+            return StorageView(f"sees another matrix than the client as {name} at {expected.url}", "")
     if not question.target:
-        return View("", "")
+        return StorageView("", "")
     try:
-        return View("", NonceFolder(question.target).write())
+        return StorageView("", NonceFolder(question.target).write())
     except (OSError, ValueError, ImportError) as error:
-        return View(f"cannot write next to C, to the folder of {question.target}: {describe(error)}", "")
+        return StorageView(f"cannot write next to C, to the folder of {question.target}: {describe(error)}", "")
 
 
 class Handshake:
@@ -120,7 +120,7 @@ class Handshake:
         self.accepted: set[str] = set()
         self.refused: set[str] = set()
         self._need = 0
-        self._question: Question | None = None
+        self._question: StorageQuestion | None = None
 
     def check_installation(self) -> None:
         """Refuse workers, and a scheduler, that have another spdist than this client; ask nothing of storage.
@@ -128,9 +128,9 @@ class Handshake:
         Raises `InputError` Names a worker, and what to install.
         """
         if not started_here(self.client):
-            self._refuse(self._check_scheduler() | self._ask(addresses(self.client)))
+            self._refuse(self._check_scheduler() | self._find_problems(addresses(self.client)))
 
-    def check(self, need: int, question: Question) -> None:
+    def check(self, need: int, question: StorageQuestion) -> None:
         """Refuse workers that do not fit the job; wait until there is a worker.
 
         `need`: bytes of memory that the plan needs on a worker, besides what the idle worker takes.
@@ -141,7 +141,7 @@ class Handshake:
         self.accepted.clear()
         self._refuse(self._check_scheduler())
         for _ in range(ATTEMPTS):
-            self._refuse(self._ask(self._wait_for_workers()))
+            self._refuse(self._find_problems(self._wait_for_workers()))
             if self.accepted:
                 return
             time.sleep(PAUSE_SECONDS)
@@ -152,7 +152,7 @@ class Handshake:
         self.accepted &= set(workers)
         self.refused &= set(workers)
         new = [address for address in workers if address not in self.accepted | self.refused]
-        for problem in (self._ask(new) if new else {}).values():
+        for problem in (self._find_problems(new) if new else {}).values():
             logger.warning("%s; it is not used", problem)
         self._loading = self.accepted & (self._loading | set(new)) if self.name else set()
         if self._loading:  # kernels, in the thread that sends heartbeats
@@ -171,18 +171,18 @@ class Handshake:
             first = problems[min(problems)]
             raise InputError(first + (f" (and {others:,} more workers do not fit)" if others else ""))
 
-    def _ask(self, workers: list[str]) -> dict[str, str]:
+    def _find_problems(self, workers: list[str]) -> dict[str, str]:
         """Ask workers and remember which fit; return the problems of the others, by address.
 
         Workers that died meanwhile are in neither group.
         """
-        question = b"" if self._question is None else pickle.dumps(functools.partial(look, self._question))
+        question = b"" if self._question is None else pickle.dumps(functools.partial(inspect_storage, self._question))
         folder = NonceFolder(self._question.target) if self._question is not None and self._question.target else None
         try:
             if folder is not None:
                 folder.clear()  # what a killed run left
-            answers = ask(self.client, workers, question)
-            problems = self._judge(answers, folder)
+            answers = ask_workers(self.client, workers, question)
+            problems = self._problems_in(answers, folder)
         finally:
             if folder is not None:
                 folder.clear()
@@ -190,7 +190,7 @@ class Handshake:
         self.accepted |= {one for one, answer in answers.items() if isinstance(answer, dict)} - problems.keys()
         return problems
 
-    def _judge(self, answers: dict[str, Any], folder: NonceFolder | None) -> dict[str, str]:
+    def _problems_in(self, answers: dict[str, Any], folder: NonceFolder | None) -> dict[str, str]:
         """Return the problems of workers, by address, from their answers."""
         infos = self.client.scheduler_info(n_workers=-1).get("workers", {})
         deadline = time.monotonic() + VISIBLE_SECONDS
@@ -238,7 +238,7 @@ def _names(question: bytes, expected: str) -> dict[str, Any]:
     return {"source": inspect.getsource(probe), "scope": {}, "expected": expected, "question": question}
 
 
-def ask(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:
+def ask_workers(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:
     """Ask workers `probe.answer`, in one call.
 
     Returns by address: the answer, or an exception.
@@ -307,7 +307,7 @@ def storage_problem(answer: dict[str, Any], folder: NonceFolder | None, deadline
     `folder`: the folder next to C in which the worker wrote a file; None if C is not stored.
     `deadline`: time, by `time.monotonic`, until which to look for the file.
     """
-    view: View | None = answer.get("answer")
+    view: StorageView | None = answer.get("answer")
     if view is None:
         return ""
     where = f"on {answer['host']}"

@@ -13,9 +13,9 @@ from spdist.foundation.units import check_count, counted
 from spdist.kernels.engine import ENGINES, Engine, find_engine
 from spdist.scheduler.clusters.addresses import of_scheduler
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.execution.clients.local_cluster import started
-from spdist.scheduler.execution.clients.members import with_gpu
-from spdist.scheduler.execution.clients.running_scheduler import connected
+from spdist.scheduler.executors.clients.local_cluster import started
+from spdist.scheduler.executors.clients.members import with_gpu
+from spdist.scheduler.executors.clients.running_scheduler import connected
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ from distributed.core import Status
 from spdist.errors import SpdistError
 from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS
 from spdist.scheduler.execution.records import JobSpec
-from spdist.scheduler.execution.supervision import probe
-from spdist.scheduler.execution.supervision.calls import started_here
-from spdist.scheduler.execution.supervision.handshake import Question, look
+from spdist.scheduler.executors.supervision import probe
+from spdist.scheduler.executors.supervision.calls import started_here
+from spdist.scheduler.executors.supervision.handshake import StorageQuestion, inspect_storage
 from spdist.shown import without_secrets
 from spdist.storage import groups
 from spdist.storage.matrix import StoredMatrix
@@ -32,19 +32,19 @@ class JoinCheck:
 
     # the client's `probe.source_digest`; empty for workers that the client's process started, which it knows
     source: str
-    question: Question  # about the operands
+    question: StorageQuestion  # about the operands
     place: str  # path or URL of the unfinished C; empty if C is not stored
     product: str  # what the client reads there: the record of the product
 
     @staticmethod
     def of(client: Client, job: JobSpec, place: str) -> JoinCheck:
-        """Return the check for a job; `place` is that of its unfinished C, empty if there is none."""
+        """Return the check for a job; `place` is the path of its unfinished C, empty if C is not stored."""
         if started_here(client):
-            return JoinCheck("", Question(), "", "")
+            return JoinCheck("", StorageQuestion(), "", "")
         matrices = {"A": job.a, "B": job.b}
         if isinstance(job.product.mask, StoredMatrix):
             matrices["the mask"] = job.product.mask
-        return JoinCheck(probe.source_digest(), Question.about(matrices.items()), place, _product_at(place))
+        return JoinCheck(probe.source_digest(), StorageQuestion.about(matrices.items()), place, _product_at(place))
 
     def problem(self) -> str:
         """Return why this process cannot take part; empty if it can."""
@@ -52,7 +52,7 @@ class JoinCheck:
             return ""
         if self.source != probe.source_digest():
             return "has spdist of another source than the client"
-        if problem := look(self.question).problem:
+        if problem := inspect_storage(self.question).problem:
             return problem
         try:
             return "" if _product_at(self.place) == self.product else f"sees another folder at {self.place}"

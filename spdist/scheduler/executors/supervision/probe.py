@@ -15,7 +15,7 @@ import platform
 import sys
 from pathlib import Path
 
-PROBE = "spdist.scheduler.execution.supervision.probe"
+PROBE = "spdist.scheduler.executors.supervision.probe"
 """Name of this module."""
 PACKAGES = "spdist", "dask", "distributed", "zarr"
 """Packages whose versions are compared."""
@@ -26,7 +26,7 @@ _DIGESTS: dict[str, str] = {}
 
 
 def source_digest() -> str:
-    """Return a digest of the source of the spdist that this process imports; empty if there is none.
+    """Return a digest of the source of the spdist that this process imports; empty without spdist.
 
     The digest is taken once: what a process has imported does not change with its files.
     """

@@ -10,15 +10,15 @@ from urllib.parse import urlsplit
 
 from distributed import Client, Future, LocalCluster
 
-from spdist.scheduler.execution.supervision.calls import addresses
 from spdist.scheduler.execution.worker_process import gpu_name
+from spdist.scheduler.executors.supervision.calls import addresses
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 
 SHARERS = 3
 """Least number of workers on a host that share a resident B. Pages of shared memory are small, so that filling them
 takes longer than filling private memory; two workers lose more than they save."""
 POLL_SECONDS = 0.1
-"""Seconds between two looks for workers while there are none."""
+"""Seconds between two looks for workers while no worker is there."""
 
 
 def workers_of(client: Client) -> list[str]:
