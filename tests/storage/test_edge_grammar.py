@@ -147,7 +147,7 @@ def mutated(text: str, changes: list[tuple[str, int, str]]) -> str:
     return text
 
 
-def by_csv(text: str, options: ReadOptions, delimiter: str) -> Edges | None:
+def by_csv(text: str, options: ReadOptions, delimiter: str, *, weighted: bool) -> Edges | None:
     """Return the edges that Python's csv finds in a text of full lines; None if it makes no edges of it."""
     lines = re.sub("\r\n?", "\n", text).removeprefix("\ufeff").split("\n")
     kept = "\n".join(line for line in lines if line.strip() and line.lstrip()[0] not in "#%")
@@ -163,7 +163,8 @@ def by_csv(text: str, options: ReadOptions, delimiter: str) -> Edges | None:
         rows = rows[1:] if has_header else rows
         edges = []
         for row in rows:
-            word = row[2].replace(",", ".") if delimiter == ";" and len(row) > 2 else row[2] if len(row) > 2 else "1"
+            word = row[2] if weighted and len(row) > 2 else "1"
+            word = word.replace(",", ".") if delimiter == ";" else word
             edges.append((row[0], row[1], float(word)))
     except (csv.Error, ValueError, IndexError):
         return None
@@ -182,10 +183,13 @@ def test_mutated_lists_are_read_as_by_csv_or_refused_by_line(written, changes, p
     if isinstance(found, str):
         assert re.search(r"line [\d,]+:|separator|UTF-16|its first record has", found), found
         return
-    if found[0] and not PLAIN.match("; ".join(found[1].found)):
+    said = "; ".join(found[1].found)
+    if found[0] and not PLAIN.match(said):
         return
     stripped = [(a.strip(), b.strip(), w) for a, b, w in found[0]]
-    wanted = by_csv(text, written.options, SEPARATORS[written.options.separator or "comma"])
+    # a header whose third column has no name says that it holds no weights
+    separator, weighted = SEPARATORS[written.options.separator or "comma"], "no weights" not in said
+    wanted = by_csv(text, written.options, separator, weighted=weighted)
     if wanted is None:
         assert re.search(r'" +(,|;|\n|\r|$)', text)  # csv takes no spaces after a closing quote
         return

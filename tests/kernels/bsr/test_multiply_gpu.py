@@ -223,7 +223,7 @@ def test_through_spgemm(caplog):
     assert_is_block_product(to_host(c), a, b)
     with pytest.raises(InputError, match="choose one of auto"):
         spdist.spgemm(to_gpu(a), to_gpu(b), "esc")
-    with pytest.raises(MatrixError, match="bring both"):
+    with pytest.raises(MatrixError, match="copy both"):
         spdist.spgemm(to_gpu(a), b)
 
 

@@ -142,7 +142,7 @@ def test_solvers_say_that_a_graph_does_not_hold_it(shared):
     found = spdist.conjugate_gradient(shared(m), cupy.ones(m.shape[0]), rtol=1e-9)
     assert found.converged
     assert found.iterations > 16
-    assert "multiplied by cores of the host, which a CUDA graph does not hold" in found.launched
+    assert "multiplied by cores of the host, which a CUDA graph cannot capture" in found.launched
     np.testing.assert_allclose(m @ found.x.get(), 1.0, atol=1e-6)
 
 

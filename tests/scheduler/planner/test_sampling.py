@@ -33,7 +33,7 @@ def test_rows_of_the_sample_are_not_read_far_ahead():
         return np.zeros(last - first, np.int32)
 
     a = SimpleNamespace(
-        nrows=10_000, ncols=9, nnz=1 << 40, ours=True, url="", read_indices=read,
+        nrows=10_000, ncols=9, nnz=1 << 40, is_known_canonical=True, url="", read_indices=read,
         offsets_of=lambda rows: (rows, rows + 1),
     )  # fmt: skip
     found = candidate_runs(a)
