@@ -65,10 +65,6 @@ def kept_workers(keywords: ApplicationKeywords) -> Iterator[WhereKeywords]:
     """Yield the keywords that say where all products of an iteration run; worker processes start once."""
     where = select(keywords, WhereKeywords)
     engine, count = find_engine(where.get("engine", "auto")), where.get("workers")
-    if where.get("scheduler") is None and engine.uses_gpu and count is None:
-        from spdist.scheduler.execution.worker_process import count_gpus
-
-        count = count_gpus() if count_gpus() > 1 else None  # a single GPU is used by this process
     if count is None or engine.mixes:
         yield where
         return

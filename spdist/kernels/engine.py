@@ -74,6 +74,8 @@ class WorkerLimits(NamedTuple):
     threads: int = 1  # threads of a kernel
     kernels: int = 1  # kernels at once
     workspace: int | None = None  # bytes of a kernel beside operands and result
+    gpu: int | None = None  # number of the GPU; None: the current one of the calling thread
+    gpus: int = 1  # GPUs that this process uses, each within the same limits
 
 
 class Multiplier:

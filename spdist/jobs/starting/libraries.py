@@ -6,6 +6,7 @@ To load a library is to wait for files for a part of the time, on some hosts for
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import threading
 from collections.abc import Callable
@@ -26,7 +27,7 @@ def load_early(engine: str, memory_limit: str | None) -> None:
 
     _in_thread(lambda: importlib.import_module(chosen.module))
     if chosen.uses_gpu:
-        _in_thread(_load_cupy if memory_limit is not None else _make_context)
+        _in_thread(_load_cupy if memory_limit is not None else _make_contexts)
 
 
 def _in_thread(load: Callable[[], object]) -> None:
@@ -43,8 +44,13 @@ def _load_cupy() -> None:
     import cupy  # noqa: F401
 
 
-def _make_context() -> None:
-    """Make the context of the GPU, as asking for its free memory does."""
+def _make_contexts() -> None:
+    """Make the contexts of all GPUs, as asking for their free memory does, each in a thread."""
     import cupy
 
-    cupy.cuda.runtime.memGetInfo()
+    def make(gpu: int) -> None:
+        with cupy.cuda.Device(gpu):
+            cupy.cuda.runtime.memGetInfo()
+
+    for gpu in range(cupy.cuda.runtime.getDeviceCount()):
+        _in_thread(functools.partial(make, gpu))

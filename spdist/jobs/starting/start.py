@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Iterator
 
+from spdist.foundation.units import format_bytes
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.jobs.starting.prepared_run import PreparedRun
-from spdist.jobs.starting.this_process import plan_for_this_process, plan_if_short
+from spdist.jobs.starting.this_process import count_gpus_for, plan_for_this_process, plan_if_short
 from spdist.options import ExecutionOptions
+from spdist.scheduler.execution import worker_process
+from spdist.scheduler.execution.executor import Executor
+from spdist.scheduler.executors.gpus import GpuExecutor
 from spdist.scheduler.executors.threads import ThreadExecutor
+from spdist.scheduler.planner.plan import Plan
+
+logger = logging.getLogger("spdist")
 
 
 @contextlib.contextmanager
@@ -32,7 +40,18 @@ def ready_to_run(
             yield ready
         return
     callbacks.planned(plan)
-    yield PreparedRun(ThreadExecutor(uuid.uuid4().hex[:8]), plan)
+    yield PreparedRun(_executor_here(plan), plan)
     from spdist.jobs.compiling.ahead import note_compiled
 
     note_compiled(source.draft().with_plan(plan, ""))
+
+
+def _executor_here(plan: Plan) -> Executor:
+    """Return the threads of this process that run a plan."""
+    name, gpus = uuid.uuid4().hex[:8], count_gpus_for(plan)
+    if plan.on_gpu and gpus < min(seen := worker_process.count_gpus(), len(plan.blocks)):
+        logger.warning(
+            "%d of %d GPUs are used: the plan takes %s of this host's memory for each; lower host_limit to use all",
+            gpus, seen, format_bytes(plan.projected_host_memory),
+        )  # fmt: skip
+    return GpuExecutor(name, gpus) if gpus > 1 else ThreadExecutor(name)

@@ -26,8 +26,8 @@ LOADED_BYTES = 110 << 20
 LEAST_ROOM = 32 << 20
 """Bytes of the least memory limit that a message recommends."""
 GPU_SHORT_SECONDS = 10.0
-"""The same for a product on a GPU: to start a worker takes longer there, and one process reads, multiplies and writes
-blocks at the same time as a worker does."""
+"""The same for a product on all GPUs of this host: to start a worker takes longer there, and one process reads,
+multiplies and writes blocks at the same time as a worker for each GPU does."""
 
 
 def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource:
@@ -57,7 +57,7 @@ def plan_for_this_process(source: PlanSource, execution: ExecutionOptions) -> Pl
         if execution.scheduler is None:
             _check_memory(execution.workers or 0, 0 if plan is None else plan.projected_host_memory)
         return None
-    room = max(probe.host_limit() - probe.resident(), 0)
+    room = _room()
     if plan.projected_host_memory > room:
         less = f"plan with memory_limit={format_bytes(room)}" if room >= LEAST_ROOM else "give it more"
         raise InputError(
@@ -65,6 +65,19 @@ def plan_for_this_process(source: PlanSource, execution: ExecutionOptions) -> Pl
             f"{format_bytes(room)}: {less}"
         )
     return plan
+
+
+def count_gpus_for(plan: Plan) -> int:
+    """Return how many GPUs this process multiplies on: no more than there are blocks, and memory for; 1 without one."""
+    if not plan.on_gpu or len(plan.blocks) <= 1:
+        return 1
+    fitting = _room() // max(plan.projected_host_memory, 1)
+    return max(1, min(worker_process.count_gpus(), len(plan.blocks), fitting))
+
+
+def _room() -> int:
+    """Return the bytes of memory that this host or its control group leaves this process."""
+    return max(probe.host_limit() - probe.resident(), 0)
 
 
 def _check_memory(workers: int, of_each: int) -> None:
@@ -92,7 +105,7 @@ def is_short(plan: Plan) -> bool:
     stages = plan.stage_seconds()
     del stages["schedule"]
     if plan.on_gpu:
-        return sum(stages.values()) <= GPU_SHORT_SECONDS and worker_process.count_gpus() == 1
+        return sum(stages.values()) <= GPU_SHORT_SECONDS * count_gpus_for(plan)
     at_once = plan.threads if plan.threads_share_blocks else 1  # otherwise each block has one core
     return sum(stages.values()) <= SHORT_SECONDS * at_once
 

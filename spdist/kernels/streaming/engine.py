@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,7 +81,7 @@ class HybridEngine(CudaEngine):
 
 
 class GpuMultiplier(Multiplier):
-    """Multiplies blocks on the GPU, one after the other."""
+    """Multiplies blocks on one GPU, one after the other; any thread may call it."""
 
     def __init__(self, limits: WorkerLimits, record: Record) -> None:
         from spdist.kernels.streaming.partition import BlockHistory
@@ -94,12 +96,21 @@ class GpuMultiplier(Multiplier):
         from spdist.kernels.cuda.pinned import bound_pinned
         from spdist.kernels.streaming.gpu_device import Gpu
 
-        with self._lock:
+        with self._lock, self._selected():
             if self._device is None:
-                bound_pinned(self.limits.host or None)
+                bound_pinned(self.limits.host * self.limits.gpus or None)
                 # Not packed: the cores that would unpack C are busy with reading and writing.
                 self._device = Gpu(self.limits.memory, staging_bytes=staging_bytes(self.limits.host), pack=False)
             return self._device
+
+    def _selected(self) -> AbstractContextManager[object]:
+        """Make the multiplier's GPU the current one of the calling thread during a ``with`` block."""
+        if self.limits.gpu is None:
+            return contextlib.nullcontext()
+        import cupy
+
+        device: AbstractContextManager[object] = cupy.cuda.Device(self.limits.gpu)
+        return device
 
     @property
     def peak(self) -> int:
@@ -115,7 +126,8 @@ class GpuMultiplier(Multiplier):
         from spdist.kernels.cuda.pinned import array_at
 
         dtype = np.dtype(dtype)
-        return array_at(self.device().allocate(count * dtype.itemsize), 0, count, dtype)
+        with self._selected():
+            return array_at(self.device().allocate(count * dtype.itemsize), 0, count, dtype)
 
     def multiply_rows(
         self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, offset_in_b: SubmatrixOffset | None = None
@@ -124,7 +136,7 @@ class GpuMultiplier(Multiplier):
         from spdist.kernels.streaming import pipeline
 
         rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
-        with self._device_lock:
+        with self._device_lock, self._selected():
             return pipeline.multiply_rows(a, b, self.device(), rows, report=self._report(row), spec=spec)
 
     def reduce(
@@ -134,7 +146,7 @@ class GpuMultiplier(Multiplier):
         from spdist.kernels.streaming import pipeline
 
         rows = pipeline.RowSlice(0, None, row, offset_in_b, self._history)
-        with self._device_lock:
+        with self._device_lock, self._selected():
             return pipeline.reduce(a, b, what, self.device(), rows, report=self._report(row), spec=spec)
 
     def _report(self, row: int) -> Callable[[pipeline.Stage], None]:
@@ -146,12 +158,14 @@ class GpuMultiplier(Multiplier):
         from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 
         dtype = (result_dtype if spec.plain else spec.semiring.result_dtype)(a.dtype, b.dtype)
-        rowwise_gpu.compile_kernels(number_dtype(dtype), b.ncols, spec.semiring)
+        with self._selected():
+            rowwise_gpu.compile_kernels(number_dtype(dtype), b.ncols, spec.semiring)
         return self.multiply_rows(a, b, 1, 0, spec)
 
     def copy_rates(self) -> Mapping[str, float]:
         """Return the best bytes/s of the bus, each way; to be asked before a block takes the memory."""
-        return self.device().copy_rates()
+        with self._selected():
+            return self.device().copy_rates()
 
     def take_over(self, earlier: Multiplier) -> None:
         """Take over the GPU of a multiplier that prefetched for the same product."""
@@ -163,8 +177,9 @@ class GpuMultiplier(Multiplier):
         if self._device is not None:
             from spdist.kernels.cuda.pinned import free_pinned
 
-            self._device = None
-            free_pinned()
+            with self._selected():
+                self._device = None
+                free_pinned()
 
 
 CUDA = CudaEngine()

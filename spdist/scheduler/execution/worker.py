@@ -35,13 +35,14 @@ class PartialResult(NamedTuple):
 class WorkerContext:
     """One job on one worker; every stage takes it as its first argument.
 
+    `gpu, gpus`: as of `kernels.engine.WorkerLimits`.
     `results`: by block number: the sum of partial products so far. A complete one waits for its commit.
     `partial_results`: by block number: the partial product of one more piece, which waits for its merge.
     `last_band`: (int, CSR) or None: consecutive rows of B that the last block read, and the position of their first
     entry in B.
     """
 
-    def __init__(self, job: JobSpec) -> None:
+    def __init__(self, job: JobSpec, gpu: int | None = None, gpus: int = 1) -> None:
         self.job = job
         self.telemetry = StageRecorder()
         self.results: dict[BlockNumber, PartialResult] = {}
@@ -50,7 +51,7 @@ class WorkerContext:
         self._b: ResidentMatrix | None = None
         self._lock = threading.Lock()
         self.engine = engine_on_worker(job)
-        self.multiplier = self.engine.begin(kernel_limits(job), self._record)
+        self.multiplier = self.engine.begin(kernel_limits(job)._replace(gpu=gpu, gpus=gpus), self._record)
 
     @property
     def on_gpu(self) -> bool:
@@ -87,6 +88,10 @@ class WorkerContext:
                 check = functools.partial(check_rows, name=job.b.url)
                 self._b = ResidentMatrix(job.b, check, "" if casts else job.shared_name, dtype if casts else None)
             return self._b
+
+    def share_b(self, other: WorkerContext) -> None:
+        """Use the resident B of another context of this process, which alone releases it."""
+        self._b = other.resident_b()
 
     def take_over(self, earlier: WorkerContext) -> None:
         """Take over the GPU, the copy rates and, if B is resident, the B of a context that prefetched for this job."""

@@ -188,8 +188,8 @@ def test_only_short_products_without_workers(stored, tmp_path, monkeypatch):
     assert files(tmp_path / "C.zarr") == files(tmp_path / "D.zarr")
 
 
-@pytest.mark.parametrize(("gpus", "seconds", "alone"), [(1, 10.0, True), (2, 10.0, False), (1, 0.0, False)])
-def test_short_products_of_a_single_gpu_need_no_worker(stored, monkeypatch, gpus, seconds, alone):
+@pytest.mark.parametrize(("gpus", "seconds", "alone"), [(1, 10.0, True), (2, 10.0, True), (2, 0.0, False)])
+def test_short_products_of_gpus_need_no_worker(stored, monkeypatch, gpus, seconds, alone):
     a = stored("A", random_matrix(200, 200, 5, 1))
     plan = api.plan(a, a, engine="cuda", memory_limit=1 << 30, host_limit=1 << 30, grid=(3, 1, 1))
     monkeypatch.setattr(worker_process, "count_gpus", lambda: gpus)

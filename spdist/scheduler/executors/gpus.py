@@ -1,0 +1,166 @@
+"""Runs stages on several GPUs of this host, all in this process: no scheduler, no further processes, no Dask.
+
+Each GPU is a worker with threads of its own: one multiplies a block while others read the blocks that the driver has
+assigned to the worker, and one writes. All GPUs share the B in the host's memory.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from spdist.foundation import phases
+from spdist.scheduler.dashboard.messages import Message
+from spdist.scheduler.execution import worker_process
+from spdist.scheduler.execution.executor import RunCosts
+from spdist.scheduler.execution.records import BlockOperands, JobSpec
+from spdist.scheduler.execution.stages import STAGES, compute, count, stage_failure
+from spdist.scheduler.execution.telemetry import TimingRecord
+from spdist.scheduler.execution.worker import WorkerContext, fix_engine
+from spdist.scheduler.planner.plan import Plan
+from spdist.storage.chunked_array import ChunkedArray
+
+READERS = 6
+"""Threads that read blocks ahead for a GPU, which makes a block sooner than one thread reads it."""
+
+
+class GpuWorker:
+    """The state of a job on one GPU, and the threads that read, multiply and write its blocks."""
+
+    def __init__(self, job: JobSpec, gpu: int, gpus: int) -> None:
+        self.context = WorkerContext(job, gpu, gpus)
+        self._readers, self._multiplier, self._writer = (
+            ThreadPoolExecutor(threads, f"spdist-{task}-{gpu}")
+            for threads, task in ((READERS, "read"), (1, "multiply"), (1, "commit"))
+        )
+
+    def submit(self, stage: str, arguments: tuple[Any, ...], after: Sequence[Future[Any]]) -> Future[Any]:
+        """Queue a stage; a block's operands are read ahead, unless it has several pieces.
+
+        `after`: of a join, the commits whose fragments it takes. They were submitted before it, so that a writer which
+        waits for them waits for another writer, never for itself.
+        """
+        if stage in ("commit", "join"):
+            return self._writer.submit(self._write, stage, arguments, after)
+        reads_ahead = stage == "multiply" and self.context.job.pieces_of(arguments[0]) == 1
+        operands = self._readers.submit(STAGES["preprocess"], self.context, arguments[0]) if reads_ahead else None
+        return self._multiplier.submit(self._make, stage, arguments, operands)
+
+    def _write(self, stage: str, arguments: tuple[Any, ...], after: Sequence[Future[Any]]) -> Any:
+        fragments = [commit.result() for commit in after] if stage == "join" else []
+        return STAGES[stage](self.context, *arguments, *fragments)
+
+    def _make(self, stage: str, arguments: tuple[Any, ...], operands: Future[BlockOperands] | None) -> Any:
+        if stage != "multiply":
+            return STAGES[stage](self.context, *arguments)
+        (task,) = arguments
+        if operands is None:
+            return count(compute(self.context, task, self.context.job.pieces_of(task)), task)
+        return STAGES[stage](self.context, task, operands.result())
+
+    def close(self) -> None:
+        """Wait for the stages that run, drop the others, and release the memory."""
+        for threads in (self._readers, self._multiplier, self._writer):
+            threads.shutdown(cancel_futures=True)
+        self.context.release()
+
+
+class GpuExecutor:
+    """One worker for each of some GPUs of this host; see `Executor`.
+
+    `gpus`: how many, from the first one on.
+    """
+
+    link = ""
+
+    def __init__(self, name: str, gpus: int) -> None:
+        self.name, self._gpus = name, gpus
+        self._completed: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        self._failed: Future[Any] | None = None
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Do nothing: there is no scheduler."""
+
+    @contextmanager
+    def running(
+        self, draft: JobSpec, plan: Plan, url: str = "", on_timings: Callable[[list[TimingRecord]], None] | None = None
+    ) -> Iterator[None]:
+        """Have the job on all GPUs, which share a resident B; release their memory afterwards."""
+        job = fix_engine(draft.with_plan(plan, ""), plan)
+        self._workers = {f"GPU {gpu}": GpuWorker(job, gpu, self._gpus) for gpu in range(self._gpus)}
+        first, *others = (worker.context for worker in self._workers.values())
+        if job.resident:
+            for context in others:
+                context.share_b(first)
+            first.resident_b().begin()
+        with worker_process.small_arrays_kept(self._gpus * job.host_bytes):
+            worker_process.reset_peak()
+            self._idle = worker_process.resident_memory()
+            try:
+                yield
+                phases.add_compiled(phases.COMPILATIONS.since(phases.call_begin()))
+                if on_timings is not None:
+                    for name, worker in self._workers.items():
+                        timings = worker.context.telemetry.take_timings()
+                        on_timings([timing | {"worker": name} for timing in timings])
+            finally:
+                for worker in self._workers.values():
+                    worker.close()
+
+    def workers(self) -> list[str]:
+        """Return the names of the GPUs."""
+        return list(self._workers)
+
+    def with_gpu(self, workers: list[str]) -> dict[str, bool]:
+        """Return that each worker has a GPU."""
+        return dict.fromkeys(workers, True)
+
+    def submit(
+        self,
+        stage: str,
+        *arguments: Any,
+        key: tuple[int, int],
+        worker: str = "",
+        after: Sequence[Any] = (),
+    ) -> Future[Any]:
+        """Queue a stage on a GPU; joins take turns."""
+        chosen = worker or list(self._workers)[key[0] % self._gpus]
+        future = self._workers[chosen].submit(stage, arguments, after)
+        future.add_done_callback(self._completed.put)
+        return future
+
+    def next_completed(self) -> list[tuple[Future[Any], Any]]:
+        """Wait for a stage, and return it with all others that have completed.
+
+        Raises `SpdistError` if a stage failed, once the stages before it were returned.
+        """
+        completed: deque[tuple[Future[Any], Any]] = deque()
+        while self._failed is None and not (completed and self._completed.empty()):
+            future = self._completed.get()
+            if future.exception() is None:
+                completed.append((future, future.result()))
+            else:
+                self._failed = future
+        if not completed:
+            assert self._failed is not None
+            error = self._failed.exception()
+            assert error is not None
+            failure = stage_failure("on a GPU", error)
+            raise failure from (None if failure is error else error)
+        return list(completed)
+
+    def costs(self, workers: Collection[str]) -> RunCosts:
+        """Return the memory that each GPU took, with its share of the host's memory, and the stages."""
+        host = max(worker_process.peak_memory() - self._idle, 0) // self._gpus
+        contexts = [self._workers[name].context for name in workers]
+        return RunCosts(
+            [(host, context.gpu_peak()) for context in contexts], [context.telemetry.totals for context in contexts]
+        )
+
+    def workers_that_see(self, array: ChunkedArray, k: int) -> list[str]:
+        """Return none: there is no other process."""
+        return []
