@@ -1,7 +1,7 @@
 """Runs stages on several GPUs of this host, all in this process: no scheduler, no further processes, no Dask.
 
 Each GPU is a worker with threads of its own: one multiplies a block while others read the blocks that the driver has
-assigned to the worker, and one writes. All GPUs share the B in the host's memory.
+assigned to the worker, and write the last ones. All GPUs share the B in the host's memory.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from spdist.storage.chunked_array import ChunkedArray
 
 READERS = 6
 """Threads that read blocks ahead for a GPU, which makes a block sooner than one thread reads it."""
+WRITERS = 4
+"""Threads that write blocks of a GPU: one thread fills fresh pages of a file more slowly than a GPU fills a block."""
 
 
 class GpuWorker:
@@ -35,14 +37,14 @@ class GpuWorker:
         self.context = WorkerContext(job, gpu, gpus)
         self._readers, self._multiplier, self._writer = (
             ThreadPoolExecutor(threads, f"spdist-{task}-{gpu}")
-            for threads, task in ((READERS, "read"), (1, "multiply"), (1, "commit"))
+            for threads, task in ((READERS, "read"), (1, "multiply"), (WRITERS, "commit"))
         )
 
     def submit(self, stage: str, arguments: tuple[Any, ...], after: Sequence[Future[Any]]) -> Future[Any]:
         """Queue a stage; a block's operands are read ahead, unless it has several pieces.
 
-        `after`: of a join, the commits whose fragments it takes. They were submitted before it, so that a writer which
-        waits for them waits for another writer, never for itself.
+        `after`: of a join, the commits whose fragments it takes. They were submitted before it, and writers take stages
+        in this order, so that writers never wait for each other in a circle.
         """
         if stage in ("commit", "join"):
             return self._writer.submit(self._write, stage, arguments, after)

@@ -119,7 +119,8 @@ def test_a_failed_stage_ends_the_run_and_resume_goes_on(host_gpus, stored, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("gpus", "blocks", "room", "expected"), [(4, 9, 100, 4), (4, 3, 100, 3), (4, 1, 100, 1), (4, 9, 25, 2), (4, 9, 5, 1)]
+    ("gpus", "blocks", "room", "expected"),
+    [(4, 9, 100, 4), (4, 3, 100, 3), (4, 1, 100, 1), (4, 9, 25, 2), (4, 9, 5, 1)],
 )
 def test_how_many_gpus_take_part(host_gpus, monkeypatch, gpus, blocks, room, expected):
     """No more than there are blocks, and memory of the host for."""
