@@ -36,7 +36,7 @@ Record = Callable[[str, int, float, float, int], None]
 
 
 class MatrixSizes(Protocol):
-    """A matrix in memory or in storage, of which only the sizes are asked."""
+    """The sizes of a matrix in memory or in storage."""
 
     @property
     def ncols(self) -> int: ...  # noqa: D102
@@ -170,7 +170,7 @@ class Engine(ABC):
         return self
 
     def at_first(self, plain: bool) -> Engine:
-        """Return the engine of which a worker loads the kernels before the first block."""
+        """Return the engine whose kernels a worker loads before the first block."""
         return self
 
     def settled(
@@ -203,7 +203,7 @@ def engine_names() -> list[str]:
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of a name; raise `InputError` if there is none."""
+    """Return the engine of a name; raise `InputError` if the name is unknown."""
     if name not in ENGINES:
         raise InputError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
     return load_engine(ENGINES[name])

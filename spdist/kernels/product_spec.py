@@ -47,7 +47,7 @@ class Epilogue:
     Raises
     ------
     InputError
-        If `normalize` is none of the three, a file holds no vector of numbers, or `cuda` is given without `apply`.
+        If `normalize` is another word, a file holds no vector of numbers, or `cuda` is given without `apply`.
 
     Examples
     --------
@@ -300,7 +300,7 @@ class ProductSpec:
             )
 
     def least(self, dtype: np.dtype[Any]) -> Any:
-        """Return the smallest value of a real `dtype` that is kept: the threshold, or the lowest if there is none."""
+        """Return the smallest value of a real `dtype` that is kept: the threshold, or without one the lowest value."""
         if dtype.kind == "f":
             return dtype.type(-math.inf if self.threshold is None else self.threshold)
         lowest = 0 if dtype.kind == "b" else int(np.iinfo(dtype).min)

@@ -45,7 +45,7 @@ class Semiring:
     Raises
     ------
     InputError
-        If `dtype` is missing, or `reads` is none of the four.
+        If `dtype` is missing, or `reads` is not one of the four words.
 
     Notes
     -----
@@ -132,7 +132,7 @@ class Semiring:
         Raises
         ------
         InputError
-            If there are none.
+            If the semiring has no expressions for the GPU.
         """
         if self.cuda is None:
             raise InputError(
@@ -202,7 +202,7 @@ def code_of(function: Callable[..., Any]) -> Any:
 
 
 def _constants(code: Any) -> Any:
-    """Return code and constants, also those of inner functions, without file names and line numbers."""
+    """Return code and constants, inner functions included, without file names and line numbers."""
     inner = [_constants(one) if hasattr(one, "co_code") else one for one in code.co_consts]
     return code.co_code, code.co_names, inner
 

@@ -54,7 +54,7 @@ class RowExtent(NamedTuple):
     row: int  # row of A
     products: np.int64
     first: np.int64  # first column of the row of C
-    last: np.int64  # last column of the row of C; below `first` if there is none
+    last: np.int64  # last column of the row of C; below `first` in an empty row
     parts: int  # rows of B that take part
 
 
@@ -72,7 +72,7 @@ class Window(NamedTuple):
 
     totals: ValueArray
     hits: Bytes  # 1 for each column that was hit
-    hits64: Bytes  # 1 for each 64 columns of which one was hit
+    hits64: Bytes  # 1 for each group of 64 columns with a hit
 
 
 class SortBuffers(NamedTuple):

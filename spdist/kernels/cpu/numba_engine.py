@@ -61,7 +61,7 @@ class IdleBuffers:
         self._kept: dict[BuffersKey, deque[slices.SliceBuffers]] = {}
 
     def take(self, key: BuffersKey) -> slices.SliceBuffers | None:
-        """Return buffers of a kind, or None; those of other kinds are freed."""
+        """Return buffers of a kind, or None; buffers of other kinds are freed."""
         kept = self._kept.get(key)
         if kept is None:
             self._kept = {key: deque()}

@@ -36,7 +36,7 @@ DENSE_COLUMNS = 1 << 20
 
 
 def reduce_rows(reduction: Reduction, c: CSR, first_row: int) -> PartialReduction:
-    """Reduce some rows of C, of which the first has the number `first_row`."""
+    """Reduce some rows of C; the first one is row `first_row`."""
     dtype = sum_dtype(c.dtype)
     if isinstance(reduction, Histogram):
         from spdist.kernels.cpu.finished.histogram import histogram  # loads Numba

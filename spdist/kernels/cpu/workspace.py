@@ -89,7 +89,7 @@ def block_workspace(ncols: int, entries: int) -> int:
 
 
 def table_slots(mask_row: int) -> int:
-    """Return the slots of the hash table for a mask whose longest row has so many columns: a power of two."""
+    """Return the slots of the hash table for a mask whose longest row has `mask_row` columns: a power of two."""
     return max(16, 1 << (TABLE_SLOTS * mask_row - 1).bit_length()) if mask_row else 16
 
 

@@ -68,7 +68,7 @@ class Steps:
         return None
 
     def _captured(self) -> tuple[Any, str]:
-        """Return a graph of a batch, or why there is none; no exception is kept, as its frames would hold the graph."""
+        """Return the graph of a batch, or why it was not captured; a kept exception's frames would hold the graph."""
         graph, why = None, ""
         try:
             self._stream.begin_capture()

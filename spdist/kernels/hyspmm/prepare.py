@@ -173,7 +173,7 @@ def longest_row(indptr: IndexArray) -> Any:
 
 @compiled
 def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Integer) -> Any:
-    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if there is none."""
+    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if all are sound."""
     for row in range(np.uintp(start), np.uintp(stop)):
         last = indptr[row + np.uintp(1)]
         if last < indptr[row] or last > nnz:

@@ -151,7 +151,7 @@ def analyse(product: RowwiseProduct) -> AnalysedProduct:
 
 
 def analysed(a: CSR, b: CSR, semiring: Semiring, *, b_is_sound: bool = False) -> AnalysedProduct | None:
-    """Check a product's operands and count its products, ready for kernels; None if there are none. Waits for the GPU.
+    """Check a product's operands and count its products, ready for kernels; None without products. Waits for the GPU.
 
     Arguments and errors as for `requested` and `analyse`.
     """

@@ -165,7 +165,7 @@ class NodeRows(RowFamily):
         self.max_rows = x.facts[self._fact(NodeFact.MOST_NODE_ROWS)]
 
     def take_nodes(self, x: AnalysedProduct) -> RowFamily | None:
-        """Keep the rows that belong to nodes, and return the others as a family; None if there are none.
+        """Keep the rows that belong to nodes, and return the others as a family; None if no row is left.
 
         All rows are returned if they are long, C is not too wide for ranks, and most nodes are single rows.
         """

@@ -96,7 +96,7 @@ def multiply(
     """Return ``a @ b``; arrays of CuPy on the current device. Rows of B are canonical, rows of A need not be.
 
     A small C is cut from buffers for all products, which it keeps: 32 MiB at most. A C made in a single pass is cut
-    from buffers too, an eighth of which it leaves unused at most.
+    from buffers too, and leaves at most an eighth of them unused.
     `deterministic`: add the products of every entry in the order of A's entries, so that the bits are the same on every
     run. Without it, rows of more than 1,024 products that form no node are summed by atomics, in any order.
     `sound_b`: whether another product has checked B already: a check reads all of B. `expected`: estimate of nnz(C),

@@ -53,7 +53,7 @@ class _OneMatrix:
 
 @dataclass(frozen=True, eq=False)
 class PreparedSell:
-    """SELL-C-sigma; if `columns` is set, its columns are those of the matrix in that order."""
+    """SELL-C-sigma; if `columns` is set, it lists the matrix's columns in the order of the format."""
 
     matrix: Sell
     columns: Any = None

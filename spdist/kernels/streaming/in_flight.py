@@ -230,7 +230,7 @@ class UploadQueue:
         return self.upload(slot, self.stager.prepare(start, stop))
 
     def take(self) -> InFlightBlock | None:
-        """Return the uploaded block to multiply next; None if there is none."""
+        """Return the uploaded block to multiply next; None if no block is uploaded."""
         return self._uploaded.popleft() if self._uploaded else None
 
     def recall(self, start: int, stop: int) -> None:

@@ -94,7 +94,7 @@ def lay_out(
 ) -> MatrixLayout:
     """Lay out values, columns and offsets of a matrix from byte `begin` on, each aligned as the kernels need.
 
-    `value`: dtype of the matrix's values; `dtypes` has those of indices and offsets.
+    `value`: dtype of the matrix's values; `dtypes`: dtypes of indices and offsets.
     """
     indices = begin + aligned(nnz * value.itemsize)
     indptr = indices + aligned(nnz * dtypes.index.itemsize)

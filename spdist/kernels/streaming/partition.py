@@ -240,7 +240,7 @@ class BlockTuning:
     # the first block is this many times smaller than the largest: the device does not wait long for it
     first_share: int = 12
     first_bytes: int = 48 << 20  # least bytes of the first block: for a smaller block, launches take longer than copies
-    last_bytes: int = 64 << 20  # least bytes of the last blocks, each of which is at most half of the rest
+    last_bytes: int = 64 << 20  # least bytes of the last blocks; each is at most half of the remaining bytes
     growth: float = 7 / 6  # each block is this many times as large as the block before it
     unprepared_growth: float = 2.0  # growth if there is nothing to prepare on the host
     margin: float = 1.25  # factor on predicted entries

@@ -64,7 +64,7 @@ class ResultBuffer:
         return target
 
     def shift_offsets(self, first: int, rows: int, base: int) -> None:
-        """Write `indptr` of the rows of a downloaded block, the first entry of which is entry `base` of C."""
+        """Write `indptr` of the rows of a downloaded block, whose first entry is entry `base` of C."""
         ends = self.indptr[first + 1 : first + rows + 1]
         np.add(self.offsets[first : first + rows], base, out=ends, dtype=np.int64)  # else 32-bit offsets add in 32 bits
 

@@ -6,13 +6,13 @@ first of these methods that suits it:
 copy
     One row of B takes part: scale it.
 hash table
-    Products are few and far apart: write them to C, then add those of equal columns, which a hash table finds. The
+    Products are few and far apart: write them to C, then add products of equal columns, which a hash table finds. The
     table lies in the fastest cache, and is not cleared for each row.
 window
     Products fit in a span of `WINDOW` columns: a dense accumulator over the span (Gustavson [1]_). C's columns, in the
     order in which they are met, say where the totals are, and what to clear.
 strips
-    All other rows are sorted, as `multiply_strips` describes: so many products cost more than their sort.
+    All other rows are sorted, as `multiply_strips` describes: their products cost more than the sort.
 
 Entries come in the order in which their columns are met, or sorted if made in strips. Products of an entry are added in
 the order of k. Neither depends on the number of threads. Hash table and window give the same row; the compression ratio

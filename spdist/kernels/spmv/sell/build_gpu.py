@@ -121,7 +121,7 @@ class Builder:
         return Survey(counts, slots, blocked, height, limit)
 
     def find_block(self) -> int:
-        """Return the side of the dense blocks that most sampled rows are made of; 1 if there are none."""
+        """Return the side of the dense blocks that most sampled rows are made of; 1 without dense blocks."""
         samples = ceil_div(self.a.nrows, max(1, self.a.nrows // SAMPLES))
         blocked = zip(BLOCKS, self.survey.blocked.tolist(), strict=True)
         return max((b for b, n in blocked if samples and n >= BLOCKED_SHARE * samples), default=1)
@@ -148,7 +148,7 @@ class Builder:
         rows = self._ordered(sigma)
         most, start, runs = _lane_entries(self.a.nnz), survey.rest, []
         for threads in (32, 16, 8, 4, 2, 1) if survey.tall(0) else ():
-            end = survey.rest + survey.tall(most * threads // 2)  # so many lanes for rows of more entries
+            end = survey.rest + survey.tall(most * threads // 2)  # rows of more entries get `threads` lanes
             runs.append((start, end - start, min(LANES // threads, survey.height)))
             start = end
         return Placement(self._cut([*runs, (0, survey.rest, survey.height)]), rows, sigma)

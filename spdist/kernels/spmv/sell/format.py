@@ -121,7 +121,7 @@ class Sell:
     shape: tuple[int, int]  # (nrows, ncols)
     nnz: int
     lanes: int  # lanes of a chunk: C times T; 32 if the GPU is to multiply
-    block: int  # rows and columns of dense blocks; 1 if there are none
+    block: int  # rows and columns of dense blocks; 1 without dense blocks
     sigma: int  # rows of the windows in which rows were sorted by length; 1 if they were not
     # (nchunks, 4) int64: as `new_chunks` returns them, the chunks of the longest rows first. Chunks with equal lists of
     # diagonals share one list, at one place of `wide`.

@@ -49,7 +49,7 @@ def multiply(a: Sell, x: Any, out: Any = None) -> Any:
 
 @functools.cache
 def _launches(device: int, value: str, vector: str, block: int, columns: int, alone: bool) -> Any:
-    """Return the function that launches a product with so many columns of x."""
+    """Return the function that launches a product with `columns` columns of x."""
     import cupy
 
     types = c_type(np.dtype(value)), c_type(np.dtype(vector))
