@@ -125,7 +125,7 @@ class ExecutionOptions:
     `spdist.multiply` explains each field.
     """
 
-    engine: str = option("auto", "auto (default), scipy, numba; cuda: GPUs; hybrid: GPUs and cores")
+    engine: str = option("auto", "auto (default): the quickest; scipy, numba: cores; cuda: GPUs; hybrid: both")
     memory_limit: Bytes | None = option(
         None,
         f"of each worker, by default {DEFAULT_MEMORY_LIMIT}; with GPUs, of each GPU, by default 0.9 of what is free",

@@ -214,7 +214,9 @@ def multiply(
     engine : {"auto", "scipy", "numba", "cuda", "hybrid"}
         What multiplies a block:
 
-        - "auto" picks "scipy" or "numba", the engines of the CPU, for each block.
+        - "auto" takes the GPUs of this host ("cuda") if the product should be quicker with them, by the prediction
+          that `spdist plan` prints, and the cores otherwise. On the cores it picks "scipy" or "numba" for each block.
+          With `workers` or `scheduler` it is of the cores.
         - "cuda" has one GPU for each worker. It takes all values but integers of 8 or 16 bits.
         - "hybrid" runs the workers of "cuda", and workers of one CPU core each. CPU workers take blocks far enough
           ahead to finish them before the GPUs get there.
@@ -223,7 +225,7 @@ def multiply(
     memory_limit : int or str, optional
         Bytes for each worker, for instance ``"512MiB"``. Without GPUs: host memory for blocks, buffers and waiting
         results, besides the memory of the idle worker; 2GiB by default. With GPUs: GPU memory; by default 0.9 of the
-        free memory.
+        free memory. With "auto" it is host memory, on GPUs too: as `host_limit` there.
     host_limit : int or str, optional
         With GPUs: maximum bytes of host memory for the blocks of each worker, including blocks on their way to the
         GPU; 8GiB by default.

@@ -9,6 +9,7 @@ from spdist.errors import InputError
 from spdist.foundation.cpus import cpus_per_worker
 from spdist.foundation.units import parse_bytes
 from spdist.jobs.operands import MatrixLike, open_factors, stored_spec
+from spdist.jobs.predicting.choice import quickest
 from spdist.kernels.engine import find_engine
 from spdist.options import DEFAULT_MEMORY_LIMIT, ExecutionOptions, ProductOptions
 from spdist.scheduler.planner import planner
@@ -101,15 +102,21 @@ def planned_request(a: MatrixLike, b: MatrixLike, product: ProductOptions, execu
 def request_of(
     a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions, *, writes_c: bool = True
 ) -> PlanRequest:
-    """Return the request for a plan, with the limits and threads of workers on this machine.
+    """Return the request for a plan, with the limits and threads of workers on this machine, and with its engine.
 
+    An engine that leaves the choice may become one of GPUs; ``memory_limit`` is the host's in either case.
     `writes_c`: as of `PlanRequest`.
     Raises `InputError` As `limits_of`.
     """
     limits = limits_of(execution)
     threads = 1 if find_engine(execution.engine).uses_gpu else min(cpus_per_worker(execution.workers), MOST_THREADS)
     grid = execution.grid
-    return PlanRequest(a, b, execution.engine, limits.memory, limits.host, grid, spec, writes_c, threads)
+    request = PlanRequest(a, b, execution.engine, limits.memory, limits.host, grid, spec, writes_c, threads)
+    counterpart = find_engine(execution.engine).gpu_counterpart
+    if not counterpart or execution.workers is not None or execution.scheduler is not None:
+        return request
+    on_gpus = replace(execution, engine=counterpart, memory_limit=None, host_limit=execution.memory_limit)
+    return quickest(request, lambda: request_of(a, b, spec, on_gpus, writes_c=writes_c))
 
 
 def check_fit(a: StoredMatrix, b: StoredMatrix, spec: StoredProductSpec, execution: ExecutionOptions) -> None:

@@ -134,6 +134,7 @@ class Engine(ABC):
     compiles = True  # whether Numba compiles its kernels, or those that check rows for it
     module = ""  # loaded when its first block is multiplied; empty if that depends on the product
     alternative = "auto"  # engine to propose where this one cannot run
+    gpu_counterpart = ""  # engine that makes a product instead where GPUs should be quicker
 
     @property
     def mixes(self) -> bool:

@@ -1,5 +1,6 @@
 """Libraries are loaded in threads while a product is planned; what is wrong with them is said by whoever uses them."""
 
+import contextlib
 import sys
 import threading
 from types import SimpleNamespace
@@ -12,21 +13,22 @@ from spdist.kernels.streaming.engine import CUDA
 
 
 def wait_for_threads():
-    for thread in threading.enumerate():
-        if thread.name == "spdist-load":
-            thread.join(30)
-            assert not thread.is_alive()
+    """Wait for the loading threads, and for those that they start."""
+    while loading := [thread for thread in threading.enumerate() if thread.name == "spdist-load"]:
+        loading[0].join(30)
+        assert not loading[0].is_alive()
 
 
 @pytest.mark.parametrize(
     ("engine", "memory_limit", "asked"),
-    [("cuda", None, ["pipeline", "context"]), ("cuda", "1GiB", ["pipeline"]), ("numba", None, ["numba_engine"]),
-     ("auto", None, []), ("hybrid", None, [])],
+    [("cuda", None, ["pipeline", "context", "context"]), ("cuda", "1GiB", ["pipeline"]),
+     ("numba", None, ["numba_engine"]), ("auto", None, []), ("hybrid", None, [])],
 )  # fmt: skip
 def test_what_is_loaded(monkeypatch, engine, memory_limit, asked):
     found: list[str] = []
-    runtime = SimpleNamespace(memGetInfo=lambda: found.append("context"))
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    runtime = SimpleNamespace(getDeviceCount=lambda: 2, memGetInfo=lambda: found.append("context"))
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=lambda gpu: contextlib.nullcontext()))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
     load = lambda name: found.append(name.rpartition(".")[2])  # noqa: E731
     monkeypatch.setattr(libraries, "importlib", SimpleNamespace(import_module=load))
     libraries.load_early(engine, memory_limit)

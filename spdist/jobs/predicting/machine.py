@@ -22,7 +22,7 @@ from spdist.foundation.cpus import count_cpus
 from spdist.foundation.display import Displayed, Part, Table
 from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.report import Report
-from spdist.jobs.starting.this_process import is_short
+from spdist.jobs.starting.short import is_short
 from spdist.scheduler.planner.plan import GPU_RATES, Plan, Rates
 from spdist.storage.foreign.checked import cache_folder
 
@@ -34,7 +34,7 @@ WAITS = {
     "start": 1.0,  # until workers in this process can run blocks
     "start of a short product": 0.6,  # nothing of Dask is loaded
     "start on GPUs": 3.5,
-    "start of a short product on GPUs": 2.2,
+    "start of a short product on GPUs": 1.4,
     "one block": 0.4,  # to run it
     "one block on GPUs": 0.6,
     "close": 0.05,
@@ -46,6 +46,8 @@ LEAST_COMPILED = 1.0
 """Seconds of compilation above which a product compiled all of its kernels."""
 
 TYPICAL_CORE = Rates(read=0.9e9, decode=0.9e9, write=1.4e9, product=8.0e8, entry=9.0e7)
+FEW = 4
+"""CPUs up to which each multiplies nearly as fast as one alone; more of them wait for memory and for each other."""
 TYPICAL_GPU = replace(GPU_RATES, read=2.0e10, write=2.0e10)
 """Of a GPU whose products no one has timed; `read` and `write` are the bus."""
 
@@ -133,8 +135,13 @@ class Machine(Displayed):
 def typical_machine() -> Machine:
     """Return this host with typical rates: of cores that were measured once, somewhere."""
     cpus = count_cpus()
-    gains = {"read": min(cpus, 4.0), "multiply": 0.9 * cpus if cpus > 1 else 1.0, "write": min(cpus, 4.0)}
-    return Machine(platform.node(), _processor(), cpus, TYPICAL_CORE, gains)
+    multiply = 0.9 * min(cpus, FEW) + 0.3 * max(cpus - FEW, 0) if cpus > 1 else 1.0
+    gains = {"read": min(cpus, 4.0), "multiply": multiply, "write": min(cpus, 4.0)}
+    pace = 1.0 + min(max(cpus - FEW, 0), 12) / 24
+    return Machine(
+        platform.node(), _processor(), cpus, TYPICAL_CORE, gains, strain=max(1.0, 0.9 * cpus / multiply),
+        paces={"cpu": pace, "gpu": 1.0},
+    )  # fmt: skip
 
 
 def this_machine() -> Machine:

@@ -6,7 +6,7 @@ The command is start + plan + compilation + run + close; `run_time` has the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from spdist.errors import InputError
@@ -50,6 +50,8 @@ class Prediction:
     cpus: int
     doubt: float  # share of the run by which it may be longer or shorter
     measured: str  # day on which this machine was measured; empty for typical rates
+    # predicted seconds of start and run with each engine among which the plan's was chosen
+    choice: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -78,6 +80,7 @@ class Prediction:
             "stage_seconds": {stage: round(seconds, 4) for stage, seconds in self.core_seconds.items()},
             "bound_by": self.bound_by,
             "cpus": self.cpus,
+            "engine_seconds": {engine: round(seconds, 3) for engine, seconds in self.choice.items()},
             "rates": f"measured on {self.measured}" if self.measured else "typical",
         }
 
@@ -90,6 +93,9 @@ class Prediction:
             f"spdist {'multiply' if self.verify else 'reduce'} should take about {self.seconds:.1f} s here "
             f"({low:.1f} to {high:.1f}): {parts}{verify}; bounded by {self.bound_by}"
         ]
+        if len(self.choice) > 1:
+            compared = " and ".join(f"{seconds:.1f} s with {engine}" for engine, seconds in self.choice.items())
+            found.insert(0, f"engine {min(self.choice, key=self.choice.__getitem__)}: start and run {compared}")
         if not self.measured:
             found.append("at the rates of a typical core; `spdist info --machine` measures this machine")
         return found
@@ -158,6 +164,7 @@ def predict(source: PlanSource, made: Plan, planning: float, machine: Machine) -
         machine.cpus,
         SURE if machine.measured and is_sure else UNSURE,
         machine.measured,
+        request.choice,
     )
 
 

@@ -11,7 +11,8 @@ from spdist.foundation.units import format_bytes
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.jobs.starting.prepared_run import PreparedRun
-from spdist.jobs.starting.this_process import count_gpus_for, plan_for_this_process, plan_if_short
+from spdist.jobs.starting.short import count_gpus_for
+from spdist.jobs.starting.this_process import plan_for_this_process, plan_if_short
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.executor import Executor

@@ -8,26 +8,21 @@ from spdist.errors import InputError
 from spdist.foundation import phases
 from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.planning import PlanSource
+from spdist.jobs.starting.short import is_short, room
 from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.executors.supervision import probe
-from spdist.scheduler.planner.plan import START_SECONDS, Plan
+from spdist.scheduler.planner.plan import Plan
 
 GPU_PRODUCTS = 1 << 35
 """Products, as if all rows of B had one length, up to which a product on a GPU is planned before anything starts.
 
 Workers start while a longer one is planned."""
-SHORT_SECONDS = START_SECONDS
-"""Predicted seconds of a product's stages on all cores up to which this process makes it: those that workers take to
-start."""
 LOADED_BYTES = 110 << 20
 """Resident bytes of a process that has loaded Dask and kernels; measured with Linux, Python 3.11 and NumPy 2."""
 LEAST_ROOM = 32 << 20
 """Bytes of the least memory limit that a message recommends."""
-GPU_SHORT_SECONDS = 10.0
-"""The same for a product on all GPUs of this host: to start a worker takes longer there, and one process reads,
-multiplies and writes blocks at the same time as a worker for each GPU does."""
 
 
 def plan_if_short(source: PlanSource, execution: ExecutionOptions) -> PlanSource:
@@ -57,27 +52,14 @@ def plan_for_this_process(source: PlanSource, execution: ExecutionOptions) -> Pl
         if execution.scheduler is None:
             _check_memory(execution.workers or 0, 0 if plan is None else plan.projected_host_memory)
         return None
-    room = _room()
-    if plan.projected_host_memory > room:
-        less = f"plan with memory_limit={format_bytes(room)}" if room >= LEAST_ROOM else "give it more"
+    left = room()
+    if plan.projected_host_memory > left:
+        less = f"plan with memory_limit={format_bytes(left)}" if left >= LEAST_ROOM else "give it more"
         raise InputError(
             f"the plan needs {format_bytes(plan.projected_host_memory)}, and this host or its control group leaves "
-            f"{format_bytes(room)}: {less}"
+            f"{format_bytes(left)}: {less}"
         )
     return plan
-
-
-def count_gpus_for(plan: Plan) -> int:
-    """Return how many GPUs this process multiplies on: no more than there are blocks, and memory for; 1 without one."""
-    if not plan.on_gpu or len(plan.blocks) <= 1:
-        return 1
-    fitting = _room() // max(plan.projected_host_memory, 1)
-    return max(1, min(worker_process.count_gpus(), len(plan.blocks), fitting))
-
-
-def _room() -> int:
-    """Return the bytes of memory that this host or its control group leaves this process."""
-    return max(probe.host_limit() - probe.resident(), 0)
 
 
 def _check_memory(workers: int, of_each: int) -> None:
@@ -93,21 +75,6 @@ def _check_memory(workers: int, of_each: int) -> None:
             f"{who} would take {format_bytes(needed)} of memory with libraries, and this host or its control group "
             f"has {format_bytes(limit)}: give it more, or lower workers and memory_limit"
         )
-
-
-def is_short(plan: Plan) -> bool:
-    """Whether workers would take longer to start than this process takes for the whole product.
-
-    It depends on no measured rates: the way that a product is made is the same on every machine of as many cores.
-    """
-    if len(plan.blocks) <= 1:
-        return True
-    stages = plan.stage_seconds()
-    del stages["schedule"]
-    if plan.on_gpu:
-        return sum(stages.values()) <= GPU_SHORT_SECONDS * count_gpus_for(plan)
-    at_once = plan.threads if plan.threads_share_blocks else 1  # otherwise each block has one core
-    return sum(stages.values()) <= SHORT_SECONDS * at_once
 
 
 def _has_workers(execution: ExecutionOptions) -> bool:

@@ -87,6 +87,8 @@ class CpuMultiplier(Multiplier):
 class AutoEngine(CpuEngine):
     """Chooses SciPy for small products, before Numba's kernels are loaded, and these kernels for others."""
 
+    gpu_counterpart = "cuda"
+
     def kernel_bytes(self, work: Workload) -> int:
         """Return the workspace of one kernel, in bytes: enough for SciPy only if it may multiply."""
         if not work.plain:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib.util
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +34,16 @@ ARENAS = 2
 ARENA_LIMIT = 64 << 20
 """Bytes of memory limit for each CPU below which the memory that all arenas keep would matter."""
 _STATUS = Path("/proc/self/status")
+GPU_SIGNS = "/dev/nvidiactl", "/dev/dxg"
+"""A system with a GPU has one of these files; the second one in Windows's subsystem for Linux."""
+
+
+def may_have_gpu() -> bool:
+    """Whether the system shows a GPU, and CuPy is installed; neither is asked."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
+    if visible in ("", "-1") or importlib.util.find_spec("cupy") is None:
+        return False
+    return any(Path(sign).exists() for sign in GPU_SIGNS)
 
 
 def resident_memory() -> int:

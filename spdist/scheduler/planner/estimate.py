@@ -22,6 +22,8 @@ class Estimate:
     # equally many rows; less than 1 only for an upper triangle
     share: npt.NDArray[np.float64]
     row_products: float | None = None  # mean products of a row of the whole product; None if no row was sampled
+    entry_products: float = 0.0  # mean products of an entry of A
+    kept: float = 1.0  # uncut entries of C for each product
 
     def shares(self, nrows: int) -> npt.NDArray[np.float64]:
         """Return the shares of each of all rows, (2, nrows)."""
@@ -77,3 +79,12 @@ def row_limits(spec: StoredProductSpec, a: StoredMatrix, b: StoredMatrix, b_leng
         a_lengths = b_lengths if a == b else row_lengths(a)
         longest = min(b.ncols, int(a_lengths.max(initial=0)) * int(b_lengths.max(initial=0)))
     return RowLimits(masked, inside, top_n, longest, spec.per_row.triangle is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """Lengths and samples of rows: whichever engine multiplies, they are the same."""
+
+    b_lengths: Lengths  # (nrows of B,) integers: entries of the rows of B
+    limits: RowLimits
+    estimate: Estimate

@@ -29,7 +29,7 @@ from spdist.scheduler.planner.candidates import (
     with_more_in_flight,
     with_own_rows_of_b,
 )
-from spdist.scheduler.planner.estimate import NO_COMPRESSION, Estimate, RowLimits, row_limits
+from spdist.scheduler.planner.estimate import NO_COMPRESSION, Estimate, RowLimits, Survey, row_limits
 from spdist.scheduler.planner.plan import Block, Plan, even_bounds
 from spdist.scheduler.planner.remote_readers import RemoteReaders
 from spdist.scheduler.planner.request import PlanRequest, operand
@@ -64,13 +64,8 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
     """
     tuning = (tuning or DEFAULT_TUNING).within(request.host_bytes, count_cpus())
     a, b, scan = request.a, request.b, tuning.scan
-    check_operands(a, b, request.grid)
     parts = max(1, min(scan.parts, a.nnz // scan.part_entries)) if request.grid is None else 1
-    b_lengths = row_lengths(b)
-    check_end_offsets(a)
-    if not b.is_known_canonical:
-        b.check()
-    limits = row_limits(request.spec, a, b, b_lengths)
+    b_lengths, limits = _checked_lengths(request)
     if request.in_process:
         readers = None
     with ThreadPoolExecutor(1) as pool:
@@ -81,9 +76,33 @@ def make_plan(request: PlanRequest, readers: RemoteReaders | None = None, tuning
                 plan = source.plan(NO_COMPRESSION, [0, a.nrows] if even is None else even.result(), c_on_host=False)
                 if not any(block.split for block in plan.blocks):  # partial products are added on the host
                     return plan
-        sample_readers = readers if parts > 1 else None  # of a small A there is not enough to read
-        estimate = sample_rows(a, b, b_lengths, triangle=limits.upper, readers=sample_readers, tuning=tuning.sample)
+        if request.survey is None:
+            sample_readers = readers if parts > 1 else None  # of a small A there is not enough to read
+            estimate = sample_rows(a, b, b_lengths, triangle=limits.upper, readers=sample_readers, tuning=tuning.sample)
+        else:
+            estimate = request.survey.estimate
         return source.plan(estimate, [0, a.nrows] if even is None else even.result(), c_on_host=True)
+
+
+def survey(request: PlanRequest) -> Survey:
+    """Look at lengths and samples of rows, as `make_plan` does at first; for errors see there."""
+    tuning = DEFAULT_TUNING.within(request.host_bytes, count_cpus())
+    b_lengths, limits = _checked_lengths(request)
+    estimate = sample_rows(request.a, request.b, b_lengths, triangle=limits.upper, tuning=tuning.sample)
+    return Survey(b_lengths, limits, estimate)
+
+
+def _checked_lengths(request: PlanRequest) -> tuple[Lengths, RowLimits]:
+    """Check operands and grid; return the lengths of B's rows, and the limits of C's rows."""
+    a, b = request.a, request.b
+    if request.survey is not None:
+        return request.survey.b_lengths, request.survey.limits
+    check_operands(a, b, request.grid)
+    b_lengths = row_lengths(b)
+    check_end_offsets(a)
+    if not b.is_known_canonical:
+        b.check()
+    return b_lengths, row_limits(request.spec, a, b, b_lengths)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from spdist.kernels.engine import find_engine
 from spdist.matrices.dtypes import number_dtype
@@ -11,6 +12,9 @@ from spdist.scheduler.planner.plan import DEFAULT_HOST_LIMIT, PlannedOperand
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
 from spdist.stores.registry import at
+
+if TYPE_CHECKING:
+    from spdist.scheduler.planner.estimate import Survey
 
 
 class CastBytes(NamedTuple):
@@ -40,6 +44,9 @@ class PlanRequest:
     writes_c: bool = True  # whether C is written; otherwise it is reduced where it is made
     threads: int = 1  # most cores of a worker that multiply; 1 if GPUs multiply
     to_objects: bool = False  # whether C goes to an object store
+    survey: Survey | None = field(default=None, compare=False, repr=False)  # if it was made before the plan
+    # predicted seconds of each engine among which this one was chosen; empty if the user named it
+    choice: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def on_gpu(self) -> bool:

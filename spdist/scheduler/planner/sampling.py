@@ -34,6 +34,8 @@ class SampledRows(NamedTuple):
     columns: Lengths  # (entries,) integers: column of the entry: a row of B
     rows: Int64Array  # (samples,) int64: row of A of each sample
     row_products: float  # mean products of all rows from which the samples were chosen
+    entry_products: float  # mean products of an entry of these rows
+    by_size: npt.NDArray[np.float64]  # (64,) float64: products of all these rows that have ``2**i`` to ``2**(i + 1)``
 
 
 class ExpandedRows(NamedTuple):
@@ -76,7 +78,9 @@ def sample_rows(
         count = functools.partial(_count_samples, expanded, ranges)
         nnz, in_triangle = zip(*threads.map(count, bounds[:-1], bounds[1:]), strict=True)
     share = np.stack([_upper_share(*both) for both in sum(in_triangle)]) if triangle else np.ones((2, 1))
-    return Estimate(_pooled_ratio(np.concatenate(nnz), products), share, sampled.row_products)
+    ratio = _pooled_ratio(np.concatenate(nnz), products)
+    kept = float(ratio @ sampled.by_size / max(sampled.by_size.sum(), 1.0)) if len(products) else 1.0
+    return Estimate(ratio, share, sampled.row_products, sampled.entry_products, kept)
 
 
 def _count_samples(expanded: ExpandedRows, ranges: int, low: int, high: int) -> tuple[Int64Array, Int64Array]:
@@ -86,7 +90,7 @@ def _count_samples(expanded: ExpandedRows, ranges: int, low: int, high: int) -> 
     Returns `in_triangle`: (2, 2, ranges) int64: of products and of entries, in each range of rows: all, and those on
     and above the diagonal.
     """
-    (sample, _, rows, _), (nrows, ncols) = expanded.sampled, expanded.shape
+    sample, rows, (nrows, ncols) = expanded.sampled.sample, expanded.sampled.rows, expanded.shape
     part = slice(*np.searchsorted(sample, (low, high)).tolist())
     own, lengths = sample[part] - low, expanded.lengths[part]
     entries = np.repeat(expanded.starts[part] - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
@@ -157,11 +161,14 @@ def _sampled_rows(
     budget = [tuning.products // 16] * 64
     sample, columns = [np.empty(0, np.int64)], [np.empty(0, index_dtype(a.ncols))]
     rows: list[int] = []
-    seen = total = 0
+    by_size = np.zeros(64)
+    seen = entries = total = 0
     for start, block in candidate_runs(a, readers, tuning):
         places = np.append(0, np.cumsum(b_lengths[block.indices], dtype=np.int64))
-        seen, total = seen + block.nrows, total + int(places[-1])
-        for row, count in enumerate(np.diff(places[block.indptr]).tolist()):
+        seen, entries, total = seen + block.nrows, entries + block.nnz, total + int(places[-1])
+        products = np.diff(places[block.indptr])
+        by_size += np.bincount(np.log2(np.maximum(products, 1)).astype(np.int64), products, 64)
+        for row, count in enumerate(products.tolist()):
             bin_ = count.bit_length() - 1
             if 0 < count <= tuning.products and budget[bin_] > 0:
                 budget[bin_] -= max(count, tuning.products // 16 // tuning.rows_per_bin)
@@ -169,8 +176,8 @@ def _sampled_rows(
                 sample.append(np.full(len(found), len(rows)))
                 columns.append(found.copy())  # a view would keep all that was read with it in memory
                 rows.append(start + row)
-    row_products = total / seen if seen else 0.0
-    return SampledRows(np.concatenate(sample), np.concatenate(columns), np.array(rows, np.int64), row_products)
+    means = total / max(seen, 1), total / max(entries, 1)
+    return SampledRows(np.concatenate(sample), np.concatenate(columns), np.array(rows, np.int64), *means, by_size)
 
 
 def candidate_runs(

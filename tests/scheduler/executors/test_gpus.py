@@ -13,7 +13,7 @@ import pytest
 
 from spdist.api import products as api
 from spdist.errors import SpdistError
-from spdist.jobs.starting import this_process
+from spdist.jobs.starting import short
 from spdist.kernels.streaming.engine import GpuMultiplier
 from spdist.scheduler.execution import stages, worker_process
 from spdist.scheduler.execution.operands.resident import ResidentMatrix
@@ -125,16 +125,16 @@ def test_a_failed_stage_ends_the_run_and_resume_goes_on(host_gpus, stored, tmp_p
 def test_how_many_gpus_take_part(host_gpus, monkeypatch, gpus, blocks, room, expected):
     """No more than there are blocks, and memory of the host for."""
     host_gpus(gpus)
-    monkeypatch.setattr(this_process, "_room", lambda: room)
+    monkeypatch.setattr(short, "room", lambda: room)
     plan = SimpleNamespace(on_gpu=True, blocks=[None] * blocks, projected_host_memory=10)
-    assert this_process.count_gpus_for(plan) == expected
+    assert short.count_gpus_for(plan) == expected
 
 
 def test_a_gpu_that_is_left_out_is_said(host_gpus, stored, tmp_path, monkeypatch, caplog):
     a = stored("A", random_matrix(300, 300, 8.0, 4))
     plan = api.plan(a, a, engine="cuda", memory_limit="1MiB", grid=(6, 1, 1))
     host_gpus(4)
-    monkeypatch.setattr(this_process, "_room", lambda: 2 * plan.projected_host_memory)
+    monkeypatch.setattr(short, "room", lambda: 2 * plan.projected_host_memory)
     with caplog.at_level(logging.WARNING):
         report = api.multiply(a, a, tmp_path / "C.zarr", grid=(6, 1, 1), **CUDA)
     assert report.workers == 2

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import spdist
 from spdist.api import products as api
 from spdist.errors import InputError, SpdistError
-from spdist.jobs.starting import this_process
+from spdist.jobs.starting import short
 from spdist.scheduler.execution import stages, worker_process
 from spdist.scheduler.execution.records import BlockTask
 from spdist.scheduler.executors import threads
@@ -77,8 +77,8 @@ def test_reductions(stored, scheduler, what):
 LOADED = """
 import sys, spdist, spdist.cli
 if sys.argv[1] == "long":
-    import spdist.jobs.starting.this_process
-    sys.argv[1], spdist.jobs.starting.this_process.SHORT_SECONDS = "multiply", -1.0
+    import spdist.jobs.starting.short
+    sys.argv[1], spdist.jobs.starting.short.SHORT_SECONDS = "multiply", -1.0
 code = spdist.cli.main(sys.argv[1:])
 heavy = "distributed", "dask", "bokeh", "numba", "cupy", "pandas", "zarr", "scipy.sparse", "scipy.linalg", "rich"
 print(*(name for name in heavy if name in sys.modules), code, file=sys.stderr)
@@ -182,7 +182,7 @@ def test_only_short_products_without_workers(stored, tmp_path, monkeypatch):
     callbacks = spdist.Callbacks(started=links.append)
     api.multiply(a, a, tmp_path / "C.zarr", grid=(3, 1, 1), callbacks=callbacks)
     assert not links
-    monkeypatch.setattr(this_process, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(short, "SHORT_SECONDS", 0.0)
     api.multiply(a, a, tmp_path / "D.zarr", grid=(3, 1, 1), callbacks=callbacks)
     assert len(links) == 1
     assert files(tmp_path / "C.zarr") == files(tmp_path / "D.zarr")
@@ -193,9 +193,9 @@ def test_short_products_of_gpus_need_no_worker(stored, monkeypatch, gpus, second
     a = stored("A", random_matrix(200, 200, 5, 1))
     plan = api.plan(a, a, engine="cuda", memory_limit=1 << 30, host_limit=1 << 30, grid=(3, 1, 1))
     monkeypatch.setattr(worker_process, "count_gpus", lambda: gpus)
-    monkeypatch.setattr(this_process, "GPU_SHORT_SECONDS", seconds)
-    monkeypatch.setattr(this_process, "SHORT_SECONDS", 0.0)  # of CPUs
-    assert this_process.is_short(plan) == alone
+    monkeypatch.setattr(short, "GPU_SHORT_SECONDS", seconds)
+    monkeypatch.setattr(short, "SHORT_SECONDS", 0.0)  # of CPUs
+    assert short.is_short(plan) == alone
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])

@@ -1,0 +1,43 @@
+"""Whether a product is so short that this process makes it itself, and on how many GPUs."""
+
+from __future__ import annotations
+
+from spdist.scheduler.execution import worker_process
+from spdist.scheduler.executors.supervision import probe
+from spdist.scheduler.planner.plan import START_SECONDS, Plan
+
+SHORT_SECONDS = START_SECONDS
+"""Predicted seconds of a product's stages on all cores up to which this process makes it: those that workers take to
+start."""
+GPU_SHORT_SECONDS = 10.0
+"""The same for a product on all GPUs of this host: to start a worker takes longer there, and one process reads,
+multiplies and writes blocks at the same time as a worker for each GPU does."""
+
+
+def is_short(plan: Plan) -> bool:
+    """Whether workers would take longer to start than this process takes for the whole product.
+
+    It depends on no measured rates: the way that a product is made is the same on every machine of as many cores.
+    """
+    if len(plan.blocks) <= 1:
+        return True
+    stages = plan.stage_seconds()
+    del stages["schedule"]
+    if plan.on_gpu:
+        seconds = sum(stages.values())
+        return seconds <= GPU_SHORT_SECONDS or seconds <= GPU_SHORT_SECONDS * count_gpus_for(plan)
+    at_once = plan.threads if plan.threads_share_blocks else 1  # otherwise each block has one core
+    return sum(stages.values()) <= SHORT_SECONDS * at_once
+
+
+def count_gpus_for(plan: Plan) -> int:
+    """Return how many GPUs this process multiplies on: no more than there are blocks, and memory for; 1 without one."""
+    if not plan.on_gpu or len(plan.blocks) <= 1:
+        return 1
+    fitting = room() // max(plan.projected_host_memory, 1)
+    return max(1, min(worker_process.count_gpus(), len(plan.blocks), fitting))
+
+
+def room() -> int:
+    """Return the bytes of memory that this host or its control group leaves this process."""
+    return max(probe.host_limit() - probe.resident(), 0)
