@@ -10,7 +10,7 @@ from spdist.foundation import phases
 from spdist.jobs.by_columns import multiply_by_columns
 from spdist.jobs.by_rows import multiply_by_rows
 from spdist.jobs.operands import MatrixLike, open_factors, resolved, stored_spec
-from spdist.jobs.predicting.machine import record_waits
+from spdist.jobs.predicting.run_time import record_seen
 from spdist.jobs.report import Callbacks, Report, record_density, record_phases
 from spdist.jobs.reports.density import density_maps
 from spdist.jobs.reports.run_report import reported
@@ -67,7 +67,7 @@ def multiply(
             record_phases(written.record, clock)
         report = replace(report, phases=clock.seconds())
     if clock.is_of_process and plans and execution.workers is None and execution.scheduler is None:
-        record_waits(report, plans[-1])
+        record_seen(report, plans[-1])
     return report
 
 

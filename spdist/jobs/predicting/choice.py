@@ -73,4 +73,6 @@ def _fits_gpus(request: PlanRequest) -> bool:
 def predicted_seconds(request: PlanRequest, found: Survey, machine: Machine) -> float:
     """Return the seconds that start and run of a product should take, before it is planned."""
     made = outline(request, found)
-    return machine.wait(start_of(made)) + paced_seconds(made, machine, *stage_seconds(request, made, machine, None))
+    return machine.wait(start_of(made)) + paced_seconds(
+        made, machine, *stage_seconds(made, machine, writes_c=request.writes_c)
+    )

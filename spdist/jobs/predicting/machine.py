@@ -21,27 +21,32 @@ from spdist.errors import InputError
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.display import Displayed, Part, Table
 from spdist.foundation.units import counted, format_bytes
-from spdist.jobs.report import Report
 from spdist.jobs.starting.short import is_short
 from spdist.scheduler.planner.plan import GPU_RATES, Plan, Rates
 from spdist.storage.foreign.checked import cache_folder
 
-VERSION = 1
+VERSION = 2
 """Version of the rates; files of others are not read."""
 NEWEST = 9
-"""Observations of each wait that are kept."""
+"""Observations of each wait and pace that are kept."""
 WAITS = {
     "start": 1.0,  # until workers in this process can run blocks
     "start of a short product": 0.6,  # nothing of Dask is loaded
     "start on GPUs": 3.5,
     "start of a short product on GPUs": 1.4,
-    "one block": 0.4,  # to run it
-    "one block on GPUs": 0.6,
+    "run": 0.12,  # of a run, before stages overlap and after
+    "run on GPUs": 0.4,
     "close": 0.05,
     "compile": 20.0,  # if kernels are not in the cache
     "verify a million entries": 0.01,  # of A, B and C together
 }
 """Seconds of waits on a typical machine."""
+PACES = "pace", "pace on GPUs"
+"""How many times as long as predicted from rates a run takes."""
+LEAST_PACED, MOST_UNPACED = 0.2, 0.05
+"""Predicted seconds of a run from which it shows its pace, and up to which it shows the wait around its stages."""
+PACE_BOUNDS = 0.3, 4.0
+"""A run of another pace met something that predictions do not know."""
 LEAST_COMPILED = 1.0
 """Seconds of compilation above which a product compiled all of its kernels."""
 
@@ -50,6 +55,7 @@ FEW = 4
 """CPUs up to which each multiplies nearly as fast as one alone; more of them wait for memory and for each other."""
 TYPICAL_GPU = replace(GPU_RATES, read=2.0e10, write=2.0e10)
 """Of a GPU whose products no one has timed; `read` and `write` are the bus."""
+TYPICAL_GPU_PACE = 1.3
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,13 +77,11 @@ class Machine(Displayed):
     strain: float = 1.0  # CPU seconds of products on all CPUs, which share caches and memory, over those on one
     # of a GPU: its products and entries of C, and as `read` and `write` the bus to it and from it
     gpu: Rates = TYPICAL_GPU
-    # observed over predicted seconds of a product's run, for "cpu" and "gpu"
-    paces: Mapping[str, float] = field(default_factory=lambda: {"cpu": 1.0, "gpu": 1.0})
     measured: str = ""  # day of the measurement; empty for a typical machine
-    # whether other programs had the CPUs when it was measured: gains, paces and waits were left as they were
+    # whether other programs had the CPUs when it was measured: gains and what was seen were left as they were
     is_busy: bool = False
     gpu_name: str = ""  # empty if no GPU was measured
-    # the newest waits that were observed, by their names in `WAITS`
+    # the newest observations, by their names in `WAITS` and `PACES`
     seen: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def wait(self, name: str) -> float:
@@ -85,9 +89,15 @@ class Machine(Displayed):
         found = self.seen.get(name)
         return statistics.median(found) if found else WAITS[name]
 
-    def with_waits(self, found: Mapping[str, float]) -> Machine:
-        """Return the machine after more waits were observed."""
-        seen = {name: (*self.seen.get(name, ()), seconds)[-NEWEST:] for name, seconds in found.items()}
+    def pace(self, on_gpu: bool) -> float:
+        """Return how many times as long as its stages predict a run takes; a typical machine's if none was seen."""
+        if found := self.seen.get(PACES[on_gpu]):
+            return statistics.median(found)
+        return TYPICAL_GPU_PACE if on_gpu else 1.0 + min(max(self.cpus - FEW, 0), 12) / 15
+
+    def with_seen(self, found: Mapping[str, float]) -> Machine:
+        """Return the machine after more was observed, by names in `WAITS` and `PACES`."""
+        seen = {name: (*self.seen.get(name, ()), value)[-NEWEST:] for name, value in found.items()}
         return replace(self, seen={**self.seen, **seen})
 
     def to_json(self) -> dict[str, Any]:
@@ -104,7 +114,7 @@ class Machine(Displayed):
             raise ValueError(f"rates of version {raw['version']}")
         fields = {name: value for name, value in raw.items() if name != "version"}
         fields |= {"core": Rates(**raw["core"]), "gpu": Rates(**raw["gpu"])}
-        fields["seen"] = {name: tuple(map(float, found)) for name, found in raw["seen"].items() if name in WAITS}
+        fields["seen"] = {name: tuple(map(float, found)) for name, found in raw["seen"].items()}
         return Machine(**fields)
 
     def description(self) -> list[Part]:
@@ -126,6 +136,8 @@ class Machine(Displayed):
             Table(("of a core", "rate", "all CPUs, times"), cells, right=("rate", "all CPUs, times")),
             Table(("waits", "seconds", "observed"), waits, right=("seconds", "observed")),
         ]
+        cores, gpus = (f"{self.pace(on_gpu):.2f}" for on_gpu in (False, True))
+        parts.append(f"a run takes {cores} times what its stages predict on the cores, {gpus} times on GPUs")
         if self.gpu_name:
             bus = f"{self.gpu.read / 1e9:.1f} GB/s in, {self.gpu.write / 1e9:.1f} GB/s out"
             parts.append(f"{self.gpu_name}: {bus}, {self.gpu.product / 1e9:,.1f} G products/s")
@@ -137,11 +149,8 @@ def typical_machine() -> Machine:
     cpus = count_cpus()
     multiply = 0.9 * min(cpus, FEW) + 0.3 * max(cpus - FEW, 0) if cpus > 1 else 1.0
     gains = {"read": min(cpus, 4.0), "multiply": multiply, "write": min(cpus, 4.0)}
-    pace = 1.0 + min(max(cpus - FEW, 0), 12) / 24
-    return Machine(
-        platform.node(), _processor(), cpus, TYPICAL_CORE, gains, strain=max(1.0, 0.9 * cpus / multiply),
-        paces={"cpu": pace, "gpu": 1.0},
-    )  # fmt: skip
+    strain = max(1.0, 0.9 * cpus / multiply)
+    return Machine(platform.node(), _processor(), cpus, TYPICAL_CORE, gains, strain)
 
 
 def this_machine() -> Machine:
@@ -159,29 +168,6 @@ def remember(machine: Machine) -> None:
         staged = place.with_name(f"{place.name}.{os.getpid()}")
         staged.write_text(json.dumps(machine.to_json(), indent=1) + "\n")
         staged.replace(place)  # another command may read it now
-
-
-def record_waits(report: Report, plan: Plan) -> None:
-    """Add what a finished command waited for to what is known of this machine.
-
-    `report`: of a whole command, on the workers that it has by default.
-    """
-    found = waits_of(report, plan)
-    if found:
-        remember(this_machine().with_waits(found))
-
-
-def waits_of(report: Report, plan: Plan) -> dict[str, float]:
-    """Return what a finished command waited for, by the names of `WAITS`."""
-    took, on_gpu = report.phases, " on GPUs" if plan.on_gpu else ""
-    found = {start_of(plan): took.get("start", 0.0), "close": took.get("close", 0.0)}
-    if len(plan.blocks) <= 1 and is_short_here(plan):
-        found[f"one block{on_gpu}"] = took.get("run", 0.0)
-    if took.get("compile", 0.0) > LEAST_COMPILED:
-        found["compile"] = took["compile"]
-    if took.get("verify"):
-        found["verify a million entries"] = 1e6 * took["verify"] / max(plan.a.nnz + plan.b.nnz + report.nnz, 1)
-    return found
 
 
 def start_of(plan: Plan) -> str:

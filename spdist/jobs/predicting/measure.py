@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -13,30 +15,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from spdist.errors import InputError, SpdistError
 from spdist.foundation.cpus import count_cpus
-from spdist.jobs.planning import PlanSource, planned_request
+from spdist.jobs.planning import planned_request
 from spdist.jobs.predicting.machine import (
     TYPICAL_CORE,
     TYPICAL_GPU,
     Machine,
     remember,
     this_machine,
-    waits_of,
 )
-from spdist.jobs.predicting.predict import predict
+from spdist.jobs.predicting.run_time import seen_in
 from spdist.jobs.report import Report
 from spdist.kernels.cpu.engine import NUMBA
 from spdist.kernels.cpu.multiply import multiply
+from spdist.kernels.cuda.pinned import array_at, pinned
+from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.streaming.engine import CUDA
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.planner.plan import Plan
+from spdist.scheduler.planner.plan import Rates
+from spdist.scheduler.planner.planner import make_plan
 from spdist.storage import groups
 from spdist.storage.generators import generate
 from spdist.storage.matrix import StoredMatrix
@@ -48,10 +51,12 @@ SCATTERED_ROWS, SCATTERED_LENGTH = 1 << 17, 7
 """Rows of a matrix whose entries are anywhere, and entries of each: 6 M products, each with an entry of its own."""
 STORED_ENTRIES = 1 << 23
 """Entries, 100 MB, that are written and read."""
+COMMAND_SIDE = 90
+"""Of the grid that whole commands multiply: 729,000 rows, 90 M entries of C, some 300 MB as they are stored."""
+BUS_BYTES = 256 << 20
+"""Bytes that are copied to a GPU and back."""
 PATIENCE = 120.0
 """Seconds that a command may take."""
-LEAST_PACE = 0.5
-"""A run that is quicker than this part of what was predicted was timed badly."""
 BUSY = 1.3
 """Seconds by the clock for a CPU second of one thread, from which on other programs have the CPUs."""
 
@@ -81,13 +86,14 @@ def measure_machine(
 ) -> Machine:
     """Measure this machine and keep what was found for predictions.
 
-    `folder`: where matrices of some 200 MB are written meanwhile: choose the kind of storage that products use. By
+    `folder`: where matrices of some 500 MB are written meanwhile: choose the kind of storage that products use. By
     default the folder for temporary files.
     `progress`: called as ``progress(done, total)``.
     Raises `InputError` if nothing can be written there.
     Raises `SpdistError` if a command fails.
     """
-    steps, done = 4 if worker_process.gpu_name() is not None else 3, 0
+    gpu_name = worker_process.gpu_name()
+    steps, done = 5 if gpu_name is not None else 3, 0
     try:
         temporary = tempfile.TemporaryDirectory(prefix="spdist-machine-", dir=folder)
     except OSError as error:
@@ -96,34 +102,46 @@ def measure_machine(
         a = generate("poisson", Path(place) / "A.zarr", dims=(SIDE,) * 3, points=27)
         before = this_machine()
         found = replace(before, core=TYPICAL_CORE, measured=datetime.datetime.now(datetime.UTC).date().isoformat())
-        found = _with_products(found, a.rows(0, a.nrows))
+        matrices = a.rows(0, a.nrows), _scattered()
+        found = _with_products(found, matrices)
         progress(done := done + 1, steps)
         found = _with_storage(found, Path(place) / "B.zarr")
         progress(done := done + 1, steps)
-        for engine in (NUMBA, CUDA)[: steps - 2]:
+        if gpu_name is not None:
+            found = replace(found, gpu=_gpu_rates(matrices), gpu_name=gpu_name)
+            progress(done := done + 1, steps)
+        a = generate("poisson", Path(place) / "A.zarr", dims=(COMMAND_SIDE,) * 3, points=27, overwrite=True)
+        for engine in (NUMBA, CUDA)[: 1 if gpu_name is None else 2]:
             found = _with_command(found, a, Path(place), engine.name)
             progress(done := done + 1, steps)
     if found.is_busy:
-        found = replace(found, gains=before.gains, strain=before.strain, paces=before.paces, seen=before.seen)
+        found = replace(found, gains=before.gains, strain=before.strain, seen=before.seen)
     remember(found)
     return found
 
 
-def _with_products(machine: Machine, a: CSR) -> Machine:
-    """Add the rates of products and of entries of C, from products with many and with few products an entry of C."""
+def _scattered() -> CSR:
+    """Return a matrix whose rows have their entries anywhere."""
     rng = np.random.default_rng(0)
     n, length = SCATTERED_ROWS, SCATTERED_LENGTH
     columns = np.sort(rng.integers(0, n // length, (n, length)) * length + np.arange(length), axis=1).astype(np.int32)
-    scattered = CSR(np.arange(n + 1) * length, columns.ravel(), rng.random(n * length), (n, n))
+    return CSR(np.arange(n + 1) * length, columns.ravel(), rng.random(n * length), (n, n))
+
+
+def _typical_seconds(m: CSR, c_nnz: int, rates: Rates) -> float:
+    return float(np.diff(m.indptr)[m.indices].sum()) / rates.product + c_nnz / rates.entry
+
+
+def _with_products(machine: Machine, matrices: tuple[CSR, ...]) -> Machine:
+    """Add the rates of products and of entries of C, from squares with many and with few products an entry of C."""
     slowness, gain, strain, is_busy = 1.0, 1.0, 1.0, False
-    for m in (a, scattered):
+    for m in matrices:
         multiply(m, m, engine=NUMBA.name, threads=machine.cpus)  # loads the kernels
         with _measure_elapsed() as one:
             c = multiply(m, m, engine=NUMBA.name)
         with _measure_elapsed() as all_cpus:
             multiply(m, m, engine=NUMBA.name, threads=machine.cpus)
-        expected = float(np.diff(m.indptr)[m.indices].sum()) / machine.core.product + c.nnz / machine.core.entry
-        slowness *= one.cpu / expected
+        slowness *= one.cpu / _typical_seconds(m, c.nnz, machine.core)
         gain *= max(1.0, one.cpu / all_cpus.wall)
         strain *= max(1.0, all_cpus.cpu / one.cpu)
         is_busy |= one.wall > BUSY * one.cpu
@@ -153,20 +171,13 @@ def _with_storage(machine: Machine, place: Path) -> Machine:
 
 
 def _with_command(machine: Machine, a: StoredMatrix, folder: Path, engine: str) -> Machine:
-    """Add the waits of a command, and how long its run takes compared with what is predicted."""
+    """Add the waits of a command, and the pace of its run."""
     target = folder / f"{engine}.zarr"
     report = _run(a, target, engine)
     if report.phases.get("compile"):
         report = _run(a, target, engine)
-    execution = ExecutionOptions(engine=engine)
-    source = PlanSource(planned_request(a, a, ProductOptions(), execution))
-    made = source.make()
-    machine, name = machine.with_waits(waits_of(report, made)), "gpu" if made.on_gpu else "cpu"
-    if made.on_gpu:
-        machine = replace(machine, **_gpu_of(report.stages, made))
-    plain = replace(machine, paces={**machine.paces, name: 1.0})
-    predicted = predict(source, made, 0.0, plain).phases["run"]
-    return replace(plain, paces={**machine.paces, name: max(report.phases["run"] / predicted, LEAST_PACE)})
+    made = make_plan(planned_request(a, a, ProductOptions(), ExecutionOptions(engine=engine)))
+    return machine.with_seen(seen_in(report, made, machine))
 
 
 def _run(a: StoredMatrix, target: Path, engine: str) -> Report:
@@ -187,15 +198,33 @@ def _run(a: StoredMatrix, target: Path, engine: str) -> Report:
     return Report(**json.loads(done.stdout))
 
 
-def _gpu_of(stages: dict[str, dict[str, float]], plan: Plan) -> dict[str, Any]:
-    """Return the fields of a `Machine` that the stages of a product on the GPU show."""
-    gpu = TYPICAL_GPU
-    typical = plan.expansion / gpu.product + plan.c.nnz / gpu.entry
-    took = stages.get("gpu multiply", {}).get("seconds") or typical
-    bus = {
-        field: stages[stage]["limit"]
-        for field, stage in (("read", "gpu upload"), ("write", "gpu download"))
-        if stages.get(stage, {}).get("limit")
-    }
-    kernels = {"product": gpu.product * typical / took, "entry": gpu.entry * typical / took}
-    return {"gpu": replace(gpu, **bus, **kernels), "gpu_name": worker_process.gpu_name() or ""}
+def _gpu_rates(matrices: tuple[CSR, ...]) -> Rates:
+    """Return the rates of the current GPU: of copies from and to page-locked memory, and of squares in its memory."""
+    import cupy
+
+    host = array_at(pinned(BUS_BYTES), 0, BUS_BYTES, np.uint8)
+    device = cupy.empty(BUS_BYTES, np.uint8)
+    up = _gpu_seconds(lambda: device.set(host))
+    down = _gpu_seconds(lambda: device.get(out=host))
+    slowness = 1.0
+    for m in matrices:
+        indptr, indices, data = map(cupy.asarray, (m.indptr.astype(np.int32), m.indices, m.data))
+        square = functools.partial(rowwise_gpu.multiply, *(CSR(indptr, indices, data, m.shape),) * 2)
+        slowness *= _gpu_seconds(square) / _typical_seconds(m, square().nnz, TYPICAL_GPU)
+    gpu, slowness = TYPICAL_GPU, slowness**0.5
+    return replace(
+        gpu, read=BUS_BYTES / up, write=BUS_BYTES / down, product=gpu.product / slowness, entry=gpu.entry / slowness
+    )
+
+
+def _gpu_seconds(work: Callable[[], object], trials: int = 5) -> float:
+    """Return the median seconds of `work` on the current stream, after a first time."""
+    import cupy
+
+    took = []
+    for _ in range(trials + 1):
+        begun = time.perf_counter()
+        work()
+        cupy.cuda.get_current_stream().synchronize()
+        took.append(time.perf_counter() - begun)
+    return statistics.median(took[1:])

@@ -150,7 +150,7 @@ def predict(source: PlanSource, made: Plan, planning: float, machine: Machine) -
     compiling = 0.0 if are_compiled(job, one_block) else machine.wait("compile")
     tried = None if made.on_gpu or compiling or one_block else pilot(job, made, machine.core)
     is_sure = made.on_gpu or one_block or tried is not None
-    core, wall = stage_seconds(request, made, machine, tried)
+    core, wall = stage_seconds(made, machine, tried, writes_c=request.writes_c)
     run = paced_seconds(made, machine, core, wall)
     start = machine.wait(start_of(made))
     if made.on_gpu and not short:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +12,8 @@ from spdist.api import products as api
 from spdist.jobs.predicting import machine as machines
 from spdist.jobs.predicting import measure
 from spdist.jobs.predicting.machine import Machine, remember, this_machine, typical_machine
+from spdist.jobs.predicting.run_time import paced_seconds, run_seconds, seen_in, stage_seconds
+from spdist.jobs.report import Report
 from spdist.scheduler.planner.plan import Rates
 from tests.conftest import random_matrix
 
@@ -49,7 +50,7 @@ def test_where_nothing_can_be_kept_nothing_fails(tmp_path, monkeypatch):
 def test_waits_are_medians_of_the_newest():
     found = typical_machine()
     for seconds in (90.0, 80.0, *range(1, machines.NEWEST + 1)):
-        found = found.with_waits({"start": float(seconds)})
+        found = found.with_seen({"start": float(seconds)})
     assert found.wait("start") == 5.0, "of 1 to 9"
     assert len(found.seen["start"]) == machines.NEWEST
     assert Machine.from_json(json.loads(json.dumps(found.to_json()))) == found
@@ -64,7 +65,7 @@ def test_a_finished_command_is_learnt_from(tmp_path, stored, monkeypatch):
     )
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert cli.main() == 0
-    learnt = {"start of a short product", "one block", "close", "verify a million entries"}
+    learnt = {"start of a short product", "run", "close", "verify a million entries"}
     assert set(this_machine().seen) - {"compile"} == learnt  # it compiles where no test before did
 
 
@@ -72,6 +73,7 @@ def test_a_finished_command_is_learnt_from(tmp_path, stored, monkeypatch):
 def small_measurement(monkeypatch):
     """Measure with small matrices, and multiply in this process."""
     monkeypatch.setattr(measure, "SIDE", 14)
+    monkeypatch.setattr(measure, "COMMAND_SIDE", 20)
     monkeypatch.setattr(measure, "SCATTERED_ROWS", 1 << 10)
     monkeypatch.setattr(measure, "STORED_ENTRIES", 1 << 18)
     monkeypatch.setattr(measure, "_run", lambda a, target, engine: api.multiply(a, a, target, overwrite=True))
@@ -92,16 +94,35 @@ def test_info_measures_this_machine(small_measurement, tmp_path, capsys, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["cache"], "nothing is left behind"
 
 
-def test_a_gpu_of_half_the_speed():
-    """Its kernels' rates are those of a typical one, by the time that a typical one would have taken."""
-    typical = measure.TYPICAL_GPU
-    plan = SimpleNamespace(expansion=10**9, c=SimpleNamespace(nnz=10**8))
-    took = 2 * (plan.expansion / typical.product + plan.c.nnz / typical.entry)
-    found = measure._gpu_of({"gpu multiply": {"seconds": took}, "gpu upload": {"limit": 5.0}}, plan)["gpu"]
-    wanted = replace(typical, product=typical.product / 2, entry=typical.entry / 2, read=5.0)
-    assert (found.product, found.entry, found.read, found.write) == pytest.approx(
-        (wanted.product, wanted.entry, wanted.read, wanted.write)
-    )
+def finished(plan, machine, run: float, state: str = "computed") -> dict[str, float]:
+    """Return what is seen in a command whose run took `run` seconds."""
+    report = Report(4, 8, run, "numba", 0, 0, {}, state, {}, phases={"start": 0.5, "run": run, "close": 0.01})
+    return seen_in(report, plan, machine)
+
+
+def test_a_long_run_shows_its_pace(stored):
+    a = stored("A", random_matrix(2_000, 2_000, 10, 5))
+    plan = api.plan(a, a, grid=(8, 1, 1))
+    slow = replace(typical_machine(), core=Rates(read=1e6, write=1e6, product=1e5))
+    stages = run_seconds(plan, slow, *stage_seconds(plan, slow))
+    found = finished(plan, slow, slow.wait("run") + 2 * stages)
+    assert found["pace"] == pytest.approx(2.0)
+    assert "run" not in found
+    learnt = slow.with_seen(found)
+    assert learnt.pace(False) == pytest.approx(2.0)
+    assert learnt.pace(True) == slow.pace(True)
+    predicted = paced_seconds(plan, learnt, *stage_seconds(plan, learnt))
+    assert predicted == pytest.approx(learnt.wait("run") + 2 * stages)
+
+
+def test_what_shows_no_pace(stored):
+    a = stored("A", random_matrix(2_000, 2_000, 10, 5))
+    plan, quick = api.plan(a, a), typical_machine()
+    slow = replace(quick, core=Rates(read=1e6, write=1e6, product=1e5))
+    assert "pace" not in finished(plan, slow, 50.0, state="resumed")
+    assert "pace" not in finished(plan, slow, 1e4), "something else was waited for"
+    assert finished(plan, quick, 0.3)["run"] == 0.3
+    assert "pace" not in finished(plan, quick, 0.3)
 
 
 def test_measuring_needs_a_folder(tmp_path, capsys):
