@@ -43,7 +43,9 @@ WAITS = {
 """Seconds of waits on a typical machine."""
 PACES = "pace", "pace on GPUs"
 """How many times as long as predicted from rates a run takes."""
-LEAST_PACED, MOST_UNPACED = 0.2, 0.05
+TRUSTED_PACES = 3
+"""Paces that are seen before they count alone; until then typical ones fill up, for one run is no rule."""
+LEAST_PACED, MOST_UNPACED = 0.4, 0.05
 """Predicted seconds of a run from which it shows its pace, and up to which it shows the wait around its stages."""
 PACE_BOUNDS = 0.3, 4.0
 """A run of another pace met something that predictions do not know."""
@@ -91,9 +93,9 @@ class Machine(Displayed):
 
     def pace(self, on_gpu: bool) -> float:
         """Return how many times as long as its stages predict a run takes; a typical machine's if none was seen."""
-        if found := self.seen.get(PACES[on_gpu]):
-            return statistics.median(found)
-        return TYPICAL_GPU_PACE if on_gpu else 1.0 + min(max(self.cpus - FEW, 0), 12) / 15
+        found = self.seen.get(PACES[on_gpu], ())
+        typical = TYPICAL_GPU_PACE if on_gpu else 1.0 + min(max(self.cpus - FEW, 0), 12) / 15
+        return statistics.median((*found, *(typical,) * (TRUSTED_PACES - len(found))))
 
     def with_seen(self, found: Mapping[str, float]) -> Machine:
         """Return the machine after more was observed, by names in `WAITS` and `PACES`."""
