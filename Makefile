@@ -1,4 +1,4 @@
-# make demo | test | torture | mutate | check | matrix | docs | gpu | bench | clean. The first of them sets up .venv; nothing else is needed beforehand.
+# make demo | test | torture | mutate | check | matrix | docs | gpu | bench | kernels | wheel | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
 # Three test files at a time, on two cores too: many tests wait for processes of their own.
@@ -8,7 +8,7 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test torture mutate check ruff mypy doctests figures site matrix docs gpu bench clean
+.PHONY: demo test torture mutate check ruff mypy doctests figures site matrix docs gpu bench kernels wheel clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
@@ -78,6 +78,13 @@ gpu: .venv/installed
 
 bench: .venv/installed
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+
+# GPU kernels compiled ahead, without a GPU: make kernels ARCHITECTURES="sm_90"; the wheel holds those that are there
+kernels: .venv/installed
+	$(BIN)/python -m spdist.kernels.shipped.build $(ARCHITECTURES)
+
+wheel: kernels
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output build dist docs/api/generated *.egg-info

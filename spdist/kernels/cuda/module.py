@@ -1,6 +1,7 @@
 """Compile and launch CUDA kernels: a .cu file is compiled on first use for each choice of types.
 
-CuPy compiles through NVRTC and caches on disk; no CUDA toolkit is needed.
+Kernels that came compiled with spdist are loaded (`cubins`). CuPy compiles others through NVRTC and caches them on
+disk; no CUDA toolkit is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.phases import COMPILATIONS, NOTED_SECONDS
-from spdist.kernels.cuda import constants
+from spdist.kernels.cuda import constants, cubins
 
 FOLDER = Path(__file__).parent.parent
 """The folder of all kernels; sources are named by their path from here, such as ``"esc/long_rows.cu"``."""
@@ -84,6 +85,30 @@ def _header_digest() -> str:
     return hashlib.sha256(headers).hexdigest()[:16]
 
 
+@functools.cache
+def _source_digest(file: str) -> str:
+    return cubins.source_digest((FOLDER / file).read_bytes(), options(file))
+
+
+class LoadedKernel:
+    """A kernel on a device."""
+
+    DYNAMIC_SHARED_BYTES = 8  # ``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``
+
+    def __init__(self, function: Any) -> None:
+        self.function = function  # of CuPy, which keeps the module that it is of
+        self.handle: int = function.ptr
+        self._shared = MANY_SHARED_BYTES
+
+    def allow_shared(self, nbytes: int) -> None:
+        """Allow as many bytes of dynamic shared memory."""
+        if nbytes > self._shared:
+            import cupy
+
+            cupy.cuda.driver.funcSetAttribute(self.handle, self.DYNAMIC_SHARED_BYTES, nbytes)
+            self._shared = nbytes
+
+
 class Module:
     """The kernels of one .cu file for one choice of types, on the current device; all are compiled at the first call.
 
@@ -94,30 +119,50 @@ class Module:
     def __init__(self, file: str, names: Iterable[str], defines: tuple[str, ...] = ()) -> None:
         import cupy
 
-        self._module: Any = cupy.RawModule(
-            code=(FOLDER / file).read_text(), options=(*options(file), *defines), backend="nvrtc",
-            name_expressions=tuple(names),
-        )  # fmt: skip
-        self._file, self._defines = file, defines
-        self._failed = cupy.cuda.compiler.CompileException
-        self._kernels: dict[str, Any] = {}
+        self._file, self._names, self._defines = file, tuple(names), defines
+        self._raw: Any = None
+        self._kernels: dict[str, LoadedKernel] = {}
         self._launch = cupy.cuda.driver.launchKernel
         self._stream = cupy.cuda.get_current_stream
 
     def compile(self) -> None:
-        """Compile now rather than at the first call.
+        """Load what came compiled, or compile, now rather than at the first call.
 
         Raises `InputError` if a C expression of the caller does not compile.
         """
+        import cupy
+
+        if self._kernels or self._raw is not None or self._load():
+            return
+        raw: Any = cupy.RawModule(
+            code=(FOLDER / self._file).read_text(), options=(*options(self._file), *self._defines), backend="nvrtc",
+            name_expressions=self._names,
+        )  # fmt: skip
         try:
             with COMPILATIONS.around(self._file, NOTED_SECONDS):
-                self._module.compile()
-        except self._failed as error:
+                raw.compile()
+        except cupy.cuda.compiler.CompileException as error:
             if not self._defines:
                 raise
             raise InputError(
                 f"a C expression for the GPU does not compile, {' '.join(self._defines)}: {error}"
             ) from None
+        self._raw = raw
+
+    def _load(self) -> bool:
+        """Take all kernels from those that came compiled, if they are there."""
+        import cupy
+
+        device = cupy.cuda.runtime.getDevice()
+        archive = None if self._defines else cubins.archive_for(device)
+        found = None if archive is None else archive.find(self._file, _source_digest(self._file), self._names)
+        if found is None:
+            return False
+        kernels = {}
+        for name, (member, lowered) in found.items():
+            kernels[name] = LoadedKernel(cubins.loaded_cubin(device, member).get_function(lowered))
+        self._kernels.update(kernels)
+        return True
 
     def __call__(
         self, name: str, grid: int | tuple[int, int], block: int, args: tuple[Any, ...], shared: int = 0,
@@ -132,11 +177,11 @@ class Module:
         """
         kernel = self._kernels.get(name)
         if kernel is None:
-            if not self._kernels:
-                self.compile()
-            kernel = self._kernels[name] = self._module.get_function(name)
-        if shared > MANY_SHARED_BYTES and kernel.max_dynamic_shared_size_bytes < shared:
-            kernel.max_dynamic_shared_size_bytes = shared
+            self.compile()
+            kernel = self._kernels.get(name)
+            if kernel is None:
+                kernel = self._kernels[name] = LoadedKernel(self._raw.get_function(name).kernel)
+        kernel.allow_shared(shared)
         across, down = grid if isinstance(grid, tuple) else (grid, 1)
         words = [x if x.__class__ is int else _word(x) for x in args]
         memory = _argument_memory()
@@ -144,9 +189,9 @@ class Module:
         stream = self._stream().ptr
         sizes = across or 1, down or 1, 1, block, 1, 1
         if early and (launch := _early_launch()) is not None:
-            launch(kernel.kernel.ptr, sizes, shared, stream, memory.table)
+            launch(kernel.handle, sizes, shared, stream, memory.table)
         else:
-            self._launch(kernel.kernel.ptr, *sizes, shared, stream, memory.table, 0)
+            self._launch(kernel.handle, *sizes, shared, stream, memory.table, 0)
 
 
 def _word(argument: Any) -> int:

@@ -14,11 +14,11 @@ import spdist
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.bsr import multiply_gpu as bsr_gpu
 from spdist.kernels.cuda.constants import TASK_PAIRS
+from spdist.kernels.shipped.every_kernel import BLOCK_SIDES
 from spdist.matrices.bsr import BSR, entries
 from spdist.matrices.csr import CSR
 from tests.kernels.bsr.test_multiply_cpu import assert_is_block_product, block_matrix
 from tests.kernels.esc.test_multiply_gpu import poisoned as poisoned_pool
-from tests.support.cuda_kernels import BLOCK_SIDES
 from tests.support.strategies import csr_pairs
 
 pytestmark = pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture, without a GPU; `tests.support.cuda_kernels` lists them."""
+"""Every kernel compiles for every architecture, without a GPU; `spdist.kernels.shipped.every_kernel` lists them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from spdist.kernels.cuda.module import FOLDER, value_type
 from spdist.kernels.rowwise_gpu import epilogue as gpu_epilogue
 from spdist.kernels.semirings import SEMIRINGS, Semiring
+from spdist.kernels.shipped.every_kernel import kernels_by_file
 from tests.support.compile_cuda import compile_log
-from tests.support.cuda_kernels import kernels_by_file
 
 FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.cu"))
 TYPES = [  # every type of values, of indices and of offsets, and the architecture for which machine code is made

@@ -19,7 +19,9 @@ ARRAY = SimpleNamespace(data=SimpleNamespace(ptr=0x7F00_0000_1000))
 def launched(monkeypatch):
     """Give a module and the launches that it makes: grid, block, shared memory and the words of the arguments."""
     runtime = SimpleNamespace(free=lambda address: None)
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    driver = SimpleNamespace(funcSetAttribute=lambda *which: allowed.append(which))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, driver=driver)))
+    allowed = []
     module._argument_memory.cache_clear()
     seen = []
 
@@ -30,9 +32,10 @@ def launched(monkeypatch):
         seen.append((tuple(sizes), shared, [ctypes.c_int64.from_address(address).value for address in addresses]))
 
     made = module.Module.__new__(module.Module)
-    made._kernels = {"kernel": SimpleNamespace(kernel=SimpleNamespace(ptr=11), max_dynamic_shared_size_bytes=1 << 20)}
+    made._kernels = {"kernel": module.LoadedKernel(SimpleNamespace(ptr=11))}
     made._launch, made._stream = launch, lambda: SimpleNamespace(ptr=22)
     yield made, seen
+    assert allowed in ([], [(11, 8, 40_000)]), "more shared memory is allowed once"
     module._argument_memory.cache_clear()
 
 
@@ -101,7 +104,6 @@ def test_an_early_launch_that_fails_raises(launched, monkeypatch):
     made, _ = launched
     early = module._EarlyLaunch(Driver(status=719))
     monkeypatch.setattr(module, "_early_launch", lambda: early)
-    cuda = SimpleNamespace(driver=SimpleNamespace(CUDADriverError=ValueError), **vars(sys.modules["cupy"].cuda))
-    monkeypatch.setattr(sys.modules["cupy"], "cuda", cuda)
+    monkeypatch.setattr(sys.modules["cupy"].cuda.driver, "CUDADriverError", ValueError, raising=False)
     with pytest.raises(ValueError, match="719"):
         made("kernel", 3, 64, (1,), early=True)

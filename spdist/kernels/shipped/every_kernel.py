@@ -1,4 +1,4 @@
-"""Every kernel that may be compiled on first use, by .cu file; a family that gets a kernel lists it here."""
+"""Every kernel that may be launched, by .cu file; a family that gets a kernel lists it here."""
 
 from __future__ import annotations
 
