@@ -76,7 +76,7 @@ def _multiply(args: argparse.Namespace) -> int:
     if args.scheduler is None and args.workers is None:
         from spdist.jobs.starting.libraries import load_early
 
-        load_early(args.engine, args.memory_limit)
+        load_early(args.engine)
     from spdist.api import products as api
     from spdist.cli import console
 

@@ -1,6 +1,5 @@
 """Libraries are loaded in threads while a product is planned; what is wrong with them is said by whoever uses them."""
 
-import contextlib
 import sys
 import threading
 from types import SimpleNamespace
@@ -19,19 +18,39 @@ def wait_for_threads():
         assert not loading[0].is_alive()
 
 
+class Driver:
+    """Counts two GPUs, and notes whose context is made; `status` is what every call returns."""
+
+    def __init__(self, found, status=0):
+        self.found, self.status = found, status
+
+    def cuInit(self, flags):  # noqa: N802
+        return self.status
+
+    def cuDeviceGetCount(self, count):  # noqa: N802
+        count._obj.value = 2
+        return self.status
+
+    def cuDeviceGet(self, device, number):  # noqa: N802
+        device._obj.value = 40 + number
+        return self.status
+
+    def cuDevicePrimaryCtxRetain(self, context, device):  # noqa: N802
+        self.found.append(f"context of {device.value}")
+        return self.status
+
+
 @pytest.mark.parametrize(
-    ("engine", "memory_limit", "asked"),
-    [("cuda", None, ["pipeline", "context", "context"]), ("cuda", "1GiB", ["pipeline"]),
-     ("numba", None, ["numba_engine"]), ("auto", None, []), ("hybrid", None, [])],
+    ("engine", "status", "asked"),
+    [("cuda", 0, ["context of 40", "context of 41", "pipeline"]), ("cuda", 100, ["pipeline"]),
+     ("numba", 0, ["numba_engine"]), ("auto", 0, []), ("hybrid", 0, [])],
 )  # fmt: skip
-def test_what_is_loaded(monkeypatch, engine, memory_limit, asked):
+def test_what_is_loaded(monkeypatch, engine, status, asked):
     found: list[str] = []
-    runtime = SimpleNamespace(getDeviceCount=lambda: 2, memGetInfo=lambda: found.append("context"))
-    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=lambda gpu: contextlib.nullcontext()))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
     load = lambda name: found.append(name.rpartition(".")[2])  # noqa: E731
     monkeypatch.setattr(libraries, "importlib", SimpleNamespace(import_module=load))
-    libraries.load_early(engine, memory_limit)
+    monkeypatch.setattr(libraries.ctypes, "CDLL", lambda name: Driver(found, status))
+    libraries.load_early(engine)
     wait_for_threads()
     assert sorted(found) == sorted(asked)
 
@@ -39,7 +58,7 @@ def test_what_is_loaded(monkeypatch, engine, memory_limit, asked):
 def test_an_error_is_left_to_the_product(monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "cupy", None)  # importing it raises
     monkeypatch.setattr(CUDA, "module", "spdist.no_such_module")
-    libraries.load_early("cuda", None)
+    libraries.load_early("cuda")
     wait_for_threads()
     assert capfd.readouterr() == ("", "")
 

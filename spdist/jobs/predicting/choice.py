@@ -40,7 +40,7 @@ def quickest(request: PlanRequest, for_gpus: Callable[[], PlanRequest]) -> PlanR
     request = replace(request, survey=found, choice=seconds)
     if seconds[request.engine] <= seconds[rival.engine]:
         return request
-    load_early(rival.engine, None)
+    load_early(rival.engine)
     try:
         chosen = for_gpus()
     except InputError as error:

@@ -6,6 +6,7 @@ To load a library is to wait for files for a part of the time, on some hosts for
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import threading
@@ -14,11 +15,10 @@ from collections.abc import Callable
 from spdist.kernels.engine import ENGINES, find_engine
 
 
-def load_early(engine: str, memory_limit: str | None) -> None:
+def load_early(engine: str) -> None:
     """Begin to load what an engine needs; whoever uses it waits until it is there.
 
     `engine`: of a product that this process makes. Nothing is loaded for one that may need none of it.
-    `memory_limit`: as the user gave it. Without one, planning asks the GPU for its free memory.
     """
     chosen = find_engine(engine) if engine in ENGINES else None
     if chosen is None or not chosen.module:
@@ -27,7 +27,8 @@ def load_early(engine: str, memory_limit: str | None) -> None:
 
     _in_thread(lambda: importlib.import_module(chosen.module))
     if chosen.uses_gpu:
-        _in_thread(_load_cupy if memory_limit is not None else _make_contexts)
+        _in_thread(_load_cupy)
+        _in_thread(_make_contexts)
 
 
 def _in_thread(load: Callable[[], object]) -> None:
@@ -45,12 +46,14 @@ def _load_cupy() -> None:
 
 
 def _make_contexts() -> None:
-    """Make the contexts of all GPUs, as asking for their free memory does, each in a thread."""
-    import cupy
+    """Make the primary contexts of all GPUs, each in a thread, by the driver itself: meanwhile CuPy is loaded."""
+    driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+        for gpu in range(count.value):
+            _in_thread(functools.partial(_make_context, driver, gpu))
 
-    def make(gpu: int) -> None:
-        with cupy.cuda.Device(gpu):
-            cupy.cuda.runtime.memGetInfo()
 
-    for gpu in range(cupy.cuda.runtime.getDeviceCount()):
-        _in_thread(functools.partial(make, gpu))
+def _make_context(driver: ctypes.CDLL, gpu: int) -> None:
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuDeviceGet(ctypes.byref(device), gpu) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

@@ -120,7 +120,7 @@ def test_on_a_gpu_nothing_is_compiled(folder, monkeypatch):
     for file, names in kernels_by_file("double", "int", "int").items():
         if file.startswith("rowwise_gpu/") and "finished" not in file:
             cubin, lowered = cupy.cuda.compiler.compile_using_nvrtc(
-                (FOLDER / file).read_text(), options(file), device.compute_capability, file, tuple(sorted(names)), None
+                (FOLDER / file).read_text(), options(file), device.compute_capability, "kernels.cu", tuple(sorted(names))
             )  # fmt: skip
             done.append(build.Compiled(build.Job(file, tuple(sorted(names)), architecture), cubin, lowered))
     build.write_archive(architecture, done, cupy.cuda.runtime.driverGetVersion())
