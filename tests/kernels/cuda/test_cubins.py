@@ -119,10 +119,11 @@ def test_on_a_gpu_nothing_is_compiled(folder, monkeypatch):
     architecture, done = f"sm_{device.compute_capability}", []
     for file, names in kernels_by_file("double", "int", "int").items():
         if file.startswith("rowwise_gpu/") and "finished" not in file:
+            chosen, source = tuple(sorted(names)), (FOLDER / file).read_text()
             cubin, lowered = cupy.cuda.compiler.compile_using_nvrtc(
-                (FOLDER / file).read_text(), options(file), device.compute_capability, "kernels.cu", tuple(sorted(names))
-            )  # fmt: skip
-            done.append(build.Compiled(build.Job(file, tuple(sorted(names)), architecture), cubin, lowered))
+                source, options(file), device.compute_capability, "kernels.cu", chosen
+            )
+            done.append(build.Compiled(build.Job(file, chosen, architecture), cubin, lowered))
     build.write_archive(architecture, done, cupy.cuda.runtime.driverGetVersion())
     module._module.cache_clear()
     monkeypatch.setattr(cupy, "RawModule", lambda **what: pytest.fail("a kernel is compiled"))
