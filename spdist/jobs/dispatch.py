@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from spdist.errors import InputError
 from spdist.foundation.units import parse_bytes
 from spdist.interop.dask_arrays import from_dask, is_dask_array
 from spdist.jobs.operands import are_in_memory, resolved, transposed
+from spdist.jobs.predicting.choice import quickest_in_memory
 from spdist.jobs.report import Callbacks
 from spdist.jobs.save import save
 from spdist.jobs.target import check_target
@@ -110,7 +112,11 @@ def _multiply_in_memory(a: Any, b: Any, product: ProductOptions, execution: Exec
     from spdist.inmemory import spgemm as inmemory  # loads Numba
 
     left, right = transposed(a) if product.transpose_a else a, transposed(b) if product.transpose_b else b
-    return inmemory.multiply(left, right, product, _in_memory_options(execution))
+    options = _in_memory_options(execution)
+    if product.mask is None and product.axis == 1:
+        chosen = quickest_in_memory(left, right, product.row_spec(), find_engine(options.method))
+        options = replace(options, method=chosen.name)
+    return inmemory.multiply(left, right, product, options)
 
 
 def _in_memory_options(execution: ExecutionOptions) -> InMemoryOptions:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import scipy.sparse as sp
 
 from spdist import cli
+from spdist.api import products as api
 from spdist.errors import InputError
+from spdist.inmemory import spgemm as inmemory
 from spdist.jobs.planning import planned_request
 from spdist.jobs.predicting import choice
-from spdist.jobs.predicting.choice import quickest
+from spdist.jobs.predicting.choice import quickest, quickest_in_memory
 from spdist.jobs.predicting.machine import remember, typical_machine
+from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions, ProductOptions
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.planner import outline, planner
@@ -113,3 +117,49 @@ def test_plan_says_what_both_would_take(stored, capsys):
     out = capsys.readouterr().out
     assert "engine auto: start and run" in out
     assert "s with cuda" in out
+
+
+PLAIN = ProductOptions().row_spec()
+LARGE = sp.random_array((3_000, 3_000), density=0.01, rng=np.random.default_rng(3), format="csr")
+
+
+def chosen_in_memory(a, b=None, spec=PLAIN) -> str:
+    return quickest_in_memory(a, a if b is None else b, spec, find_engine("auto")).name
+
+
+@pytest.fixture
+def free_gpu(monkeypatch):
+    """Give the host a GPU with free memory."""
+    monkeypatch.setattr(choice, "_has_free_gpu", lambda: True)
+
+
+def test_matrices_in_memory_go_to_the_gpu_if_the_cores_are_slow(slow_cores, free_gpu):
+    assert chosen_in_memory(LARGE) == "cuda"
+    assert chosen_in_memory(LARGE.astype(np.int16)) == "auto", "no GPU multiplies them"
+    assert chosen_in_memory(LARGE.tocsc()) == "auto"
+    assert chosen_in_memory(LARGE, spec=ProductOptions(threshold=0.5).row_spec()) == "auto"
+    assert chosen_in_memory(LARGE, spec=ProductOptions(sort=False).row_spec()) == "auto"
+    broken = LARGE.copy()
+    broken.indices[::7] = 5_000
+    assert chosen_in_memory(broken) == "auto", "whoever multiplies says what is wrong"
+
+
+def test_small_matrices_in_memory_touch_no_gpu(monkeypatch):
+    monkeypatch.setattr(choice, "_has_free_gpu", lambda: pytest.fail("a GPU was asked"))
+    assert chosen_in_memory(LARGE) == "auto"
+
+
+def test_matrices_in_memory_stay_where_there_is_no_gpu(slow_cores, caplog):
+    with caplog.at_level(logging.WARNING, logger="spdist"):
+        assert chosen_in_memory(LARGE) == "auto"
+    assert "though a GPU should be quicker" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("engine", "method"), [("auto", "cuda"), ("numba", "numba"), ("cuda", "cuda"), ("hybrid", "cuda")]
+)
+def test_matmul_hands_the_choice_on(slow_cores, free_gpu, monkeypatch, engine, method):
+    found = []
+    monkeypatch.setattr(inmemory, "multiply", lambda a, b, product, options: found.append(options.method))
+    api.matmul(LARGE, LARGE, engine=engine)
+    assert found == [method]
