@@ -149,7 +149,8 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
     out : str or Path, optional
         Where to store C; required for stored operands and Dask arrays.
     engine, memory_limit, host_limit, grid, workers, scheduler, security, resume, overwrite, steal, names
-        As in `multiply`. For matrices in memory only `engine`, `overwrite` and, on GPUs, `memory_limit` count.
+        As in `multiply`. For matrices in memory only `engine`, `overwrite` and, on GPUs, `memory_limit` count; "auto"
+        takes a GPU for a whole product of two `csr` matrices that should be quicker there, and logs it.
     semiring, mask, complement, triangle, epilogue, threshold, top_n, axis
         As in `spgemm`.
     sort : bool

@@ -149,7 +149,11 @@ def test_small_matrices_in_memory_touch_no_gpu(monkeypatch):
     assert chosen_in_memory(LARGE) == "auto"
 
 
-def test_matrices_in_memory_stay_where_there_is_no_gpu(slow_cores, caplog):
+def test_matrices_in_memory_stay_where_there_is_no_gpu(slow_cores, monkeypatch, caplog):
+    def refuse():
+        raise InputError("no GPU here")
+
+    monkeypatch.setattr(worker_process, "count_gpus", refuse)
     with caplog.at_level(logging.WARNING, logger="spdist"):
         assert chosen_in_memory(LARGE) == "auto"
     assert "though a GPU should be quicker" in caplog.text
