@@ -345,3 +345,29 @@ def test_closed_standard_files_take_no_file_of_a_matrix(tmp_path):
     done = subprocess.run(["sh", "-c", words], cwd=tmp_path, timeout=100, check=False)
     assert done.returncode == 0
     assert open_matrix(tmp_path / "A.zarr").nnz == 9
+
+
+@pytest.mark.parametrize(
+    ("seen", "given", "expected"), [(None, "0,2", "0,2"), ("5,6,7", "0,2", "5,7"), ("GPU-a,GPU-b", "1", "GPU-b")]
+)
+def test_only_the_named_gpus_are_seen(stored, monkeypatch, capsys, seen, given, expected):
+    a = stored("A", random_matrix(30, 30, 4, 5)).url
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "to be restored")
+    if seen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert cli.main(["plan", a, a, "--gpus", given]) == 0
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [("0,x", "'0,x' is no list of different numbers"), ("1,1", "different numbers"), ("2", "2 is none of the 2 that")],
+)
+def test_gpus_that_are_not_there_are_refused(monkeypatch, capsys, given, why):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with contextlib.suppress(SystemExit):
+        assert cli.main(["plan", "A", "A", "--gpus", given]) == 2
+    assert why in capsys.readouterr().err
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"

@@ -23,7 +23,7 @@ from typing import NoReturn
 from spdist.cli.applications import add_application_verbs
 from spdist.cli.interrupts import raise_dropped_interrupts, say_that_it_stops
 from spdist.cli.matrices import add_matrix_verbs
-from spdist.cli.options import Parser
+from spdist.cli.options import Parser, show_gpus
 from spdist.cli.products import add_product_verbs
 from spdist.cli.verbs import Verbs
 from spdist.errors import InputError, SpdistError, install, one_line
@@ -223,6 +223,8 @@ def _run(parser: argparse.ArgumentParser, argv: list[str], args: argparse.Namesp
         parser.print_help()
         return 2
     check_numba()
+    if getattr(args, "gpus", None):
+        show_gpus(args.gpus)
     show_warnings()
     raise_dropped_interrupts()
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # from Zarr, after an interrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields
@@ -74,6 +75,13 @@ def _edges(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(message) from None
 
 
+def _numbers(text: str) -> list[int]:
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() for number in numbers) or len(set(map(int, numbers))) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of different numbers of GPUs, such as 0,2")
+    return [int(number) for number in numbers]
+
+
 def _columns(text: str) -> tuple[int | str, ...]:
     return tuple(int(part) if part.isdigit() else part for part in text.split(","))
 
@@ -110,6 +118,9 @@ def add_options(sub: argparse._ActionsContainer, *wanted: str | type, **texts: s
             if title not in groups:
                 groups[title] = sub.add_argument_group(title)
             _add_option(groups[title], one, texts.get(name, one.metadata["help"]))
+        if name == "engine":
+            text = "numbers of the GPUs to use, by default all that CUDA_VISIBLE_DEVICES names"
+            sub.add_argument("--gpus", type=_numbers, metavar="N,N,...", help=text)
 
 
 def add_mode(sub: argparse.ArgumentParser, **texts: str) -> None:
@@ -154,6 +165,18 @@ def _security(args: argparse.Namespace) -> Any:
 def chosen(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return the options that were given; a call has its defaults for the others."""
     return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
+def show_gpus(numbers: list[int]) -> None:
+    """Let CUDA see only these GPUs of those that it would see, in this process and in those that it starts.
+
+    Raises `InputError` if ``CUDA_VISIBLE_DEVICES`` names too few.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = None if named is None else [one for one in named.split(",") if one.strip()]
+    if seen is not None and max(numbers) >= len(seen):
+        raise InputError(f"--gpus: {max(numbers)} is none of the {len(seen)} that CUDA_VISIBLE_DEVICES={named} names")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(one) if seen is None else seen[one] for one in numbers)
 
 
 def add_overwrite(sub: argparse.ArgumentParser) -> None:
