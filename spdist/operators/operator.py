@@ -5,7 +5,10 @@ SciPy's matrices are multiplied on the CPU, CuPy's on the GPU; CuPy is imported 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
+import numbers
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,8 +44,9 @@ ENCODING = "spdist-operator"
 class Operator(Displayed):
     """A matrix prepared for products with vectors and tall, skinny dense matrices.
 
-    It supports ``@``. SciPy's and CuPy's iterative solvers accept it, because it has `shape`, `dtype`, `matvec` and
-    `rmatvec`. The functions of `prepare` return it.
+    It is a `scipy.sparse.linalg.LinearOperator`, and on the GPU one of `cupyx.scipy.sparse.linalg`: their solvers take
+    it, and ``@``, ``2 * a``, ``a + b``, ``a @ b``, ``a ** 2``, ``-a``, ``a.T`` and ``a.H`` give linear operators. The
+    functions of `prepare` return it.
 
     Attributes
     ----------
@@ -64,13 +68,24 @@ class Operator(Displayed):
     >>> a = spdist.operator(sp.eye_array(3, format="csr"), "scipy")
     >>> a @ np.ones(3), a.shape
     (array([1., 1., 1.]), (3, 3))
+    >>> (2 * a + a.T) @ np.ones(3)
+    array([3., 3., 3.])
     """
+
+    def __new__(cls, chosen: Choice, *rest: Any, **more: Any) -> Operator:
+        """Return an object that is also a linear operator of the library whose arrays it multiplies."""
+        kind = _linear_class(_multiplies_on_gpu(chosen.prepared)) if cls is Operator else cls
+        return object.__new__(kind)
 
     def __init__(self, chosen: Choice, shape: tuple[int, int], dtype: np.dtype[Any], source: CSR | None = None) -> None:
         self.prepared, self.method, self.why, self.threads = chosen
         self.shape, self.dtype = shape, np.dtype(dtype)
         self._source = source
-        self._adjoint: Operator | None = None
+        self._prepared_adjoint: Operator | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = Choice(self.prepared, self.method, self.why, self.threads)
+        return Operator, (made, self.shape, self.dtype, self._source)
 
     def __repr__(self) -> str:
         return f"<Operator {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}: {self.prepared.describe()}; {self.why}>"
@@ -129,16 +144,37 @@ class Operator(Displayed):
         """Return the adjoint's product with a dense matrix."""
         return self.adjoint().matmat(x)
 
-    def __matmul__(self, x: Any) -> Any:
-        if not hasattr(x, "ndim") or not hasattr(x, "dtype"):
-            return NotImplemented
+    def dot(self, x: Any) -> Any:
+        """Return the product with an array, a number or a linear operator; of these two, it is a linear operator."""
+        if isinstance(x, numbers.Number) or hasattr(x, "matvec"):
+            return cast(Any, super()).dot(x)
+        x = np.asarray(x) if isinstance(x, list | tuple) else x
         return self.matvec(x) if x.ndim == 1 else self.matmat(x)
+
+    def __matmul__(self, x: Any) -> Any:
+        if isinstance(x, numbers.Number):
+            raise InputError(f"a matrix times a number, {x!r}, is written with *")
+        if not isinstance(x, list | tuple) and not (hasattr(x, "ndim") and hasattr(x, "dtype")):
+            return NotImplemented
+        return self.dot(x)
 
     def adjoint(self) -> Operator:
         """Return the operator of the conjugate transpose; prepared once, by this operator's method."""
-        if self._adjoint is None:
-            self._adjoint = self._prepare_adjoint()
-        return self._adjoint
+        if self._prepared_adjoint is None:
+            self._prepared_adjoint = self._prepare_adjoint()
+        return self._prepared_adjoint
+
+    def transpose(self) -> Any:
+        """Return the transpose: a linear operator by the adjoint, which is it for real values."""
+        return self.adjoint() if self.dtype.kind != "c" else cast(Any, super())._transpose()
+
+    @property
+    def T(self) -> Any:  # noqa: N802  (SciPy's name)
+        """The transpose."""
+        return self.transpose()
+
+    # What linear operators call of each other
+    _matvec, _matmat, _rmatvec, _rmatmat, _adjoint = matvec, matmat, rmatvec, rmatmat, adjoint
 
     def _prepare_adjoint(self) -> Operator:
         """Prepare the conjugate transpose."""
@@ -252,6 +288,13 @@ def csr_of(matrix: PreparedMatrix) -> CSR:
     if is_on_gpu(held.data):
         held = CSR(held.indptr.get(), held.indices.get(), held.data.get(), held.shape)
     return from_scipy(held.to_scipy())
+
+
+@functools.cache
+def _linear_class(on_gpu: bool) -> type[Operator]:
+    """Return the class of operators that are linear operators of SciPy's or CuPy's."""
+    library = importlib.import_module("cupyx.scipy.sparse.linalg" if on_gpu else "scipy.sparse.linalg")
+    return type("Operator", (Operator, library.LinearOperator), {"__doc__": Operator.__doc__})
 
 
 def _multiplies_on_gpu(prepared_matrix: Any) -> bool:
