@@ -1,5 +1,8 @@
 """Nearest neighbours of sparse rows, with the interface of scikit-learn's `KNeighborsTransformer`; exact.
 
+Cosines are computed as scikit-learn computes them: rows are scaled to length 1 in their own dtype, then multiplied. Its
+brute force finds the same distances, to the last bit, of sparse rows in memory.
+
 Needs scikit-learn. Nothing else of spdist imports this module.
 """
 
@@ -7,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.preprocessing import normalize
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spdist.api import products as api
@@ -25,8 +29,9 @@ from spdist.foundation.other_objects import refuse_other_objects
 from spdist.foundation.threads import run_in_threads
 from spdist.interop.dask_arrays import from_dask, from_hdf5, is_dask_array
 from spdist.jobs.operands import open_operand, place_of
-from spdist.kernels.product_spec import Epilogue
+from spdist.matrices.csr import from_scipy
 from spdist.storage.matrix import StoredMatrix
+from spdist.storage.writer import MatrixWriter
 
 MODES = "distance", "connectivity", "similarity"
 
@@ -187,26 +192,27 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
                 f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {asked}, n_samples_fit = "
                 f"{self.n_samples_fit_}, n_samples = {rows.shape[0]}"
             )
+        is_cosine = self.metric == "cosine"
         with ExitStack() as stack:
-            a, b, folder = self._operands(rows, stack)
-            found = _Similarities(a, b, is_fit and self.metric == "cosine", self.metric == "cosine", folder)
+            a, b, folder = self._operands(rows, stack, _unit_rows if is_cosine else None)
+            found = _Similarities(a, b, is_fit and is_cosine, folder)
             columns, values = found.nearest(asked, self.threshold, {"engine": self.engine}, self.memory_limit)
         return self._as_mode(columns, values, rows)
 
-    def _operands(self, rows: Any, stack: ExitStack) -> tuple[Any, Any, str]:
-        """Return both operands in memory, or both stored in a folder that is removed at the end."""
-        pair = (rows, self._rows)
-        if not any(isinstance(m, StoredMatrix) or is_dask_array(m) for m in pair):
-            return *pair, ""
+    def _operands(self, rows: Any, stack: ExitStack, change: Callable[[Any], Any] | None) -> tuple[Any, Any, str]:
+        """Return both operands in memory, or both stored in a folder that is removed at the end.
+
+        `change`: what is made of their rows first.
+        """
+        pair = {id(m): m for m in (rows, self._rows)}
+        if not any(isinstance(m, StoredMatrix) or is_dask_array(m) for m in pair.values()):
+            made = {number: m if change is None else change(m) for number, m in pair.items()}
+            return made[id(rows)], made[id(self._rows)], ""
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spdist-neighbors-", dir=self.folder))
-        made: dict[int, StoredMatrix] = {}
-        for i, m in enumerate(pair):
-            if isinstance(m, StoredMatrix):
-                made[id(m)] = m
-            elif id(m) not in made:
-                place = f"{folder}/{i}.zarr"
-                made[id(m)] = from_dask(m, place) if is_dask_array(m) else api.save(place, m)
-        return made[id(rows)], made[id(self._rows)], folder
+        stored = {
+            number: _stored(m, f"{folder}/{place}.zarr", change) for place, (number, m) in enumerate(pair.items())
+        }
+        return stored[id(rows)], stored[id(self._rows)], folder
 
     def _as_mode(self, columns: Any, values: Any, rows: Any) -> sp.csr_matrix:
         """Return the graph; -1 in `columns` marks an empty slot."""
@@ -226,15 +232,11 @@ class _Similarities:
 
     `a, b`: both in memory or both stored.
     `is_self`: whether row i of A is row i of B, and its own nearest neighbour.
-    `is_cosine`: whether rows are scaled to length 1 first.
     `folder`: where the graph of stored rows is written.
     """
 
-    def __init__(self, a: Any, b: Any, is_self: bool, is_cosine: bool, folder: str) -> None:
+    def __init__(self, a: Any, b: Any, is_self: bool, folder: str) -> None:
         self.a, self.b, self.is_self, self.folder = a, b, is_self, folder
-        facts = {number: _facts_of(m) for number, m in {id(a): a, id(b): b}.items()}
-        (left, self.left_least), (right, self.right_least) = facts[id(a)], facts[id(b)]
-        self.epilogue = Epilogue(rows=left, columns=right) if is_cosine else None
 
     def nearest(
         self, count: int, threshold: float | None, engine: dict[str, Any], limit: int | str | None
@@ -244,7 +246,7 @@ class _Similarities:
         Returns `columns, values`: (nrows, count); -1 in `columns` marks an empty slot.
         """
         least = threshold if threshold is not None else float(np.finfo(self.a.dtype).tiny)
-        options = {"epilogue": self.epilogue, "top_n": count, "threshold": least, **engine}
+        options = {"top_n": count, "threshold": least, **engine}
         columns, values = _by_size(self._product(options, limit), count)
         if threshold is None:
             self._complete(columns, values)
@@ -264,7 +266,7 @@ class _Similarities:
         short = np.flatnonzero(columns[:, -1] < 0)
         if not len(short):
             return
-        if min(self.left_least, self.right_least) >= 0:
+        if min(_least_value(self.a), _least_value(self.b)) >= 0:
             _add_zeros(columns, values, short, self.b.shape[0])
             return
         if isinstance(self.a, StoredMatrix):
@@ -276,38 +278,34 @@ class _Similarities:
         step = max(1, DENSE_ENTRIES // self.b.shape[0])
         for part in (short[i : i + step] for i in range(0, len(short), step)):
             all_of = (self.a[part] @ right).toarray()
-            if self.epilogue is not None:
-                all_of = all_of * self.epilogue.rows[part][:, None] * self.epilogue.columns
             columns[part] = np.argsort(-all_of, axis=1, kind="stable")[:, :count]
             values[part] = np.take_along_axis(all_of, columns[part], axis=1)
 
 
-def _facts_of(m: Any) -> tuple[Any, float]:
-    """Return the factor that scales each row to length 1, and the smallest value."""
-    squares, least = np.zeros(m.shape[0]), math.inf
-    parts: Iterator[tuple[int, Any]]
-    if isinstance(m, StoredMatrix):
-        parts = ((start, m.rows(start, stop)) for start, stop, _ in m.row_blocks(PART_ENTRIES))
-    else:
-        parts = iter([(0, m)])
-    for start, rows in parts:
-        _add_squares(rows, squares[start : start + rows.shape[0]])
-        least = min(least, float(rows.data.min(initial=math.inf)))
-    return np.where(squares > 0, 1 / np.sqrt(np.where(squares > 0, squares, 1)), 1.0), least
+def _unit_rows(rows: Any) -> Any:
+    """Return a copy of rows in memory, each scaled to length 1 in its own dtype; rows of zeros stay."""
+    return normalize(rows)
 
 
-def _add_squares(rows: Any, squares: Any) -> None:
-    """Write the sum of squares of each row that has entries."""
+def _stored(m: Any, place: str, change: Callable[[Any], Any] | None) -> StoredMatrix:
+    """Return rows as a stored matrix, changed; without a change, stored rows stay where they are."""
+    if not isinstance(m, StoredMatrix) and not is_dask_array(m):
+        return api.save(place, m if change is None else change(m))
+    rows: StoredMatrix = m if isinstance(m, StoredMatrix) else from_dask(m, f"{place}.unchanged")
+    if change is None:
+        return rows
+    writer = MatrixWriter(place, rows.ncols, rows.dtype, {})
+    for start, stop, _ in rows.row_blocks(PART_ENTRIES):
+        writer.append(from_scipy(change(rows.rows(start, stop).to_scipy())))
+    return writer.close()
 
-    def add(first: int, last: int) -> None:
-        """Write the sums of a block of rows."""
-        starts = rows.indptr[first:last]
-        there = np.flatnonzero(starts < rows.indptr[first + 1 : last + 1])
-        if len(there):
-            values = rows.data[starts[0] : rows.indptr[last]].astype(np.float64)
-            squares[first + there] = np.add.reduceat(values * values, starts[there] - starts[0])
 
-    _over_rows(add, len(squares))
+def _least_value(m: Any) -> float:
+    """Return the smallest value of rows in memory or stored."""
+    if not isinstance(m, StoredMatrix):
+        return float(m.data.min(initial=math.inf))
+    blocks = (m.rows(start, stop) for start, stop, _ in m.row_blocks(PART_ENTRIES))
+    return min((float(rows.data.min(initial=math.inf)) for rows in blocks), default=math.inf)
 
 
 def _by_size(found: Any, count: int) -> tuple[Any, Any]:

@@ -108,6 +108,20 @@ def test_stored_and_lazy_rows(stored, tmp_path, dtype):
     assert [path.name for path in tmp_path.iterdir()] == ["A.zarr"]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_distances_are_those_of_scikit_learn_to_the_last_bit(stored, dtype):
+    """Otherwise scanpy, whose weights begin at the least distance, computes others."""
+    rng = np.random.default_rng(6)
+    m = sp.csr_matrix(np.log1p(rng.poisson(rng.gamma(0.4, 1, (6, 90))[rng.integers(0, 6, 400)])).astype(dtype))
+    brute = KNeighborsTransformer(n_neighbors=15, metric="cosine", algorithm="brute").fit_transform(m)
+    expected = np.sort(brute.data.reshape(400, 16), axis=1)
+    expected[:, 0] = 0  # of a row to itself; scikit-learn may round it
+    for x in (m, stored("A", sp.csr_array(m))):
+        found = TopNTransformer(15).fit_transform(x).data.reshape(400, 16)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_as_scanpy_asks(tmp_path):
     """`sc.pp.neighbors` calls `fit_transform` with X of any AnnData, and takes indices and data by rows of one length.
 
