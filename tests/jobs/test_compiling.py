@@ -15,6 +15,7 @@ import pytest
 from spdist import cli
 from spdist.jobs.compiling import ahead as kernels
 from spdist.jobs.compiling import warm_up
+from spdist.jobs.predicting import measure
 from spdist.kernels.cpu import numba_compile
 from spdist.kernels.product_spec import PLAIN, Epilogue, ProductSpec
 from spdist.matrices.csr import CSR
@@ -139,6 +140,7 @@ def test_warm_up_compiles_each_kind_in_processes(monkeypatch, capsys):
     """With one kind of few columns: the kernels are in the cache already, as other tests compile them."""
     monkeypatch.setattr(warm_up, "WIDTHS", (1,))
     monkeypatch.setattr(warm_up, "OPTIONS", ("plain",))
+    monkeypatch.setattr(measure, "COMMAND_SIDE", 40)
     assert cli.main(["warm-up", "--dtype", "float64", "--processes", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["products"] == 1
     assert len(list((kernels.cache_folder().parent / "compiled").iterdir())) == 1
