@@ -64,6 +64,8 @@ def _folded(lines: list[Message]) -> dict[str, Any]:
             last = max(last, line["begin"] + line["seconds"])
         elif line["what"] == "progress":
             run.add_progress(line["at"], line["content"])
+        elif line["what"] == "event":
+            run.add_event(line["at"], line["content"]["text"])
         elif line["what"] == "density":
             density = {str(name): dict(one) for name, one in line["content"].items()}
     for line in messages:  # its totals hold the timings that came late

@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
 
-from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS, RUNS, TIMINGS
+from spdist.scheduler.dashboard.messages import RUNS, TIMINGS
 from spdist.scheduler.dashboard.routes import add_page
 from spdist.scheduler.dashboard.runs import Runs
 
@@ -35,19 +35,11 @@ class RunCollector(SchedulerPlugin):
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Fold one event; Dask calls this. An event of another version must not disturb the scheduler."""
-        if topic in (RUNS, TIMINGS, ANNOUNCEMENTS):
+        if topic in (RUNS, TIMINGS):
             try:
                 self.runs.fold(topic, msg)
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 logger.debug("ignored an event of topic %s in an unknown format: %r", topic, error)
-
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Add the event that a worker joined to the active runs; Dask calls this."""
-        self.runs.add_event(f"worker {worker} joined")
-
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Add the event that a worker left or was lost to the active runs; Dask calls this."""
-        self.runs.add_event(f"worker {worker} is gone")
 
     def update_graph(self, scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
         """Cut the cycle of task groups that parts of split blocks form: Dask's page of groups fails on cycles."""

@@ -3,9 +3,9 @@
 They are Dask events; a scheduler without `RunCollector` keeps the newest and ignores the rest:
 
 * Workers publish under `TIMINGS` ``{"product": name, "timings": [...], "limits": {stage: bytes/s}}``, and under
-  `ANNOUNCEMENTS` ``{"product": name, "text": ...}``.
-* The driver publishes under `RUNS` a `RunStart`, a `RunProgress` at most every `PROGRESS_SECONDS`, and a `RunEnd`, each
-  with ``product`` and ``what``.
+  `ANNOUNCEMENTS` ``{"product": name, "text": ...}``, which the driver says.
+* The driver publishes under `RUNS` a `RunStart`, a `RunProgress` at most every `PROGRESS_SECONDS`, a `RunEvent` for
+  every warning that it says, and a `RunEnd`, each with ``product`` and ``what``.
 """
 
 from __future__ import annotations
@@ -67,6 +67,12 @@ class RunProgress(TypedDict):
     multiplied: int
     written: int
     work: int
+
+
+class RunEvent(TypedDict):
+    """Something out of the ordinary: the line that a user reads on stderr."""
+
+    text: str
 
 
 class RunEnd(TypedDict):

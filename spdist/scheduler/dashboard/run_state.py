@@ -28,6 +28,8 @@ SAMPLES = 240
 """Samples of progress; when they are full, every second one is dropped."""
 WORKERS = 256
 """Workers with totals of their own; workers that join later share one total."""
+OTHERS = "other workers"
+"""The name of these workers."""
 
 WAITING, COMPUTED, WRITTEN, DURABLE = range(4)
 """States of a cell of the map: nothing done, products done, rows written, all rows durable."""
@@ -62,7 +64,7 @@ class RunState:
     end: RunEnd | None = None
     ended: float = 0.0
     stages: dict[str, StageSums] = field(default_factory=dict)
-    workers: dict[str, StageSums] = field(default_factory=dict)
+    of_workers: dict[str, dict[str, StageSums]] = field(default_factory=dict)  # of each worker, by stage
     recent: deque[tuple[str, str, int, float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
     samples: list[tuple[float, int]] = field(default_factory=list)
@@ -83,14 +85,14 @@ class RunState:
         `timings`: with the fields of `StageTiming`.
         `limits`: the machine's best bytes/s of some stages.
         """
-        if worker not in self.workers and len(self.workers) >= WORKERS:
-            worker = "other workers"
-        sums = self.workers.setdefault(worker, StageSums())
+        if worker not in self.of_workers and len(self.of_workers) >= WORKERS:
+            worker = OTHERS
+        mine = self.of_workers.setdefault(worker, {})
         for timing in timings:
             stage, row, begin, seconds = timing["stage"], timing["row"], timing["begin"], timing["seconds"]
-            self.stages.setdefault(stage, StageSums()).add(seconds, timing["nbytes"])
+            for sums in (self.stages, mine):
+                sums.setdefault(stage, StageSums()).add(seconds, timing["nbytes"])
             if not stage.startswith("gpu "):  # parts of the stage multiply
-                sums.add(seconds, timing["nbytes"])
                 self.timeline.add(stage, begin, seconds)
                 self.recent.append((worker, stage, row, begin, seconds))
             self._mark(stage, row)
@@ -130,10 +132,24 @@ class RunState:
         `now`: seconds since 1970.
         """
         self.end, self.ended = end, now
-        for stage, total in end["stages"].items():
-            sums = total["seconds"], int(total["bytes"]), int(total["tasks"]), total["limit"]
-            self.stages[stage] = StageSums(*sums)
+        for stage, total in end["stages"].items():  # no counter falls, whatever is known of workers that were lost
+            now_known = self.stages.get(stage, StageSums())
+            self.stages[stage] = StageSums(
+                max(total["seconds"], now_known.seconds), max(int(total["bytes"]), now_known.nbytes),
+                max(int(total["tasks"]), now_known.tasks), total["limit"],
+            )  # fmt: skip
         self.add_event(now, end["state"] + (f": {end['error']}" if end["error"] else ""))
+
+    @property
+    def workers(self) -> dict[str, StageSums]:
+        """Totals of each worker over its stages, parts of stages left out."""
+        found = {}
+        for worker, stages in self.of_workers.items():
+            whole = [sums for stage, sums in stages.items() if not stage.startswith("gpu ")]
+            found[worker] = StageSums(
+                sum(one.seconds for one in whole), sum(one.nbytes for one in whole), sum(one.tasks for one in whole)
+            )
+        return found
 
     def _mark(self, stage: str, row: int) -> None:
         """Mark the cell of a row on the map."""
@@ -197,7 +213,7 @@ class RunState:
 
     def _last_minute(self, end: float) -> list[list[float]]:
         """Return worker, stage, row, begin and seconds of the newest runs of stages in the last minute."""
-        workers = {name: i for i, name in enumerate(self.workers)}
+        workers = {name: i for i, name in enumerate(self.of_workers)}
         stages, begun = {name: i for i, name in enumerate(self.stages)}, self.start["begun"]
         return [
             [workers[worker], stages[stage], row, round(begin - begun, 3), round(seconds, 4)]

@@ -9,8 +9,8 @@ from typing import Any
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
-from spdist.scheduler.dashboard.messages import ANNOUNCEMENTS, RUNS, TIMINGS, Message
-from spdist.scheduler.dashboard.run_state import RunState
+from spdist.scheduler.dashboard.messages import RUNS, TIMINGS, Message
+from spdist.scheduler.dashboard.run_state import OTHERS, RunState
 
 MOST_RUNS = 20
 """Runs that stay readable after their end; the oldest is dropped first."""
@@ -43,8 +43,8 @@ class Runs:
             return
         if topic == TIMINGS:
             run.add_timings(message["worker"], message["timings"], message.get("limits", {}))
-        elif topic == ANNOUNCEMENTS:
-            run.add_event(now, message["text"])
+        elif message["what"] == "event":
+            run.add_event(now, message["content"]["text"])
         elif message["what"] == "progress":
             run.add_progress(now, message["content"])
         elif message["what"] == "end":
@@ -57,11 +57,18 @@ class Runs:
         self._planned = int(content["projected_memory"])
         self._idle = {address: _memory_of(worker) for address, worker in self.scheduler.workers.items()}
 
-    def add_event(self, text: str) -> None:
-        """Add an event to the active runs."""
-        for run in self.by_name.values():
-            if run.end is None:
-                run.add_event(time.time(), text)
+    def totals_of_lost(self, name: str) -> list[dict[str, tuple[float, int, int, float]]]:
+        """Return what is known of workers that were lost: seconds, bytes, tasks and limit by stage, of each worker.
+
+        `name`: of the job; nothing is known of a job that is not here.
+        """
+        if (run := self.by_name.get(name)) is None:
+            return []
+        return [
+            {stage: (sums.seconds, sums.nbytes, sums.tasks, sums.limit) for stage, sums in stages.items()}
+            for worker, stages in run.of_workers.items()
+            if worker != OTHERS and worker not in self.scheduler.workers
+        ]
 
     @property
     def newest(self) -> RunState | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from spdist.scheduler.dashboard.messages import PROGRESS_SECONDS, Message, RunEnd, RunStart
+from spdist.scheduler.dashboard.messages import PROGRESS_SECONDS, Message, RunEnd, RunEvent, RunStart
 from spdist.scheduler.dashboard.run_state import CELLS
 from spdist.scheduler.execution.executor import Executor
 from spdist.scheduler.execution.records import JobSpec
@@ -46,6 +47,10 @@ class Announcer:
         self._next = clock + PROGRESS_SECONDS
         self.executor.publish([self._message("progress", asdict(now))])
 
+    def event(self, text: str) -> None:
+        """Publish what was said to the user; from any thread."""
+        self.executor.publish([self._message("event", RunEvent(text=text))])
+
     def end(self, error: BaseException | None) -> None:
         """Publish how far the run came, and how it ended."""
         interrupted = isinstance(error, KeyboardInterrupt)
@@ -69,11 +74,33 @@ def announced(executor: Executor, content: RunStart, on_message: Callable[[Messa
     announcer = Announcer(executor, on_message)
     announcer.begin(content)
     try:
-        yield announcer
+        with _warnings_to(announcer.event):
+            yield announcer
     except BaseException as error:
         announcer.end(error)
         raise
     announcer.end(None)
+
+
+@contextlib.contextmanager
+def _warnings_to(take: Callable[[str], None]) -> Iterator[None]:
+    """Hand on every warning of the package that this process says in a ``with`` block.
+
+    By a filter, which lets all of them pass: a handler would keep Python from printing warnings where nobody handles
+    them.
+    """
+
+    def look(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            take(record.getMessage())
+        return True
+
+    logger = logging.getLogger("spdist")
+    logger.addFilter(look)
+    try:
+        yield
+    finally:
+        logger.removeFilter(look)
 
 
 def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int, expected: float) -> RunStart:

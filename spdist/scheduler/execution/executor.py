@@ -41,7 +41,7 @@ class Executor(Protocol):
     def publish(self, messages: Sequence[Message]) -> None:
         """Send messages of the run to its scheduler, if there is one; a failure never stops the run.
 
-        Returns at once for progress alone; the scheduler has the start or the end of a run when this returns.
+        Returns at once for progress or an event alone; otherwise when the scheduler has the start or end of a run.
         """
         ...
 

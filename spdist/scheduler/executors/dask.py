@@ -21,12 +21,12 @@ from spdist.foundation import phases
 from spdist.scheduler.dashboard.messages import TIMINGS, Message
 from spdist.scheduler.execution.executor import RunCosts
 from spdist.scheduler.execution.journal import is_seen
-from spdist.scheduler.execution.records import BlockTask, JobSpec
+from spdist.scheduler.execution.records import BlockTask, JobSpec, StageTotal
 from spdist.scheduler.execution.stages import STAGES, stage_failure
 from spdist.scheduler.execution.telemetry import TimingRecord, TimingSubscriber
 from spdist.scheduler.execution.worker import CONTEXTS, stage_totals, unpublished_timings
 from spdist.scheduler.executors.clients.members import dashboard_link, fetch, shared_name, with_gpu, workers_of
-from spdist.scheduler.executors.clients.publishing import publish
+from spdist.scheduler.executors.clients.publishing import publish, totals_of_lost
 from spdist.scheduler.executors.plugins import compilations, installed, peak_memory
 from spdist.scheduler.executors.supervision.calls import addresses, is_connected, lost_scheduler
 from spdist.scheduler.executors.supervision.late_workers import STAYING_OUT
@@ -171,7 +171,9 @@ class DaskExecutor:
         used = [address for address in workers if address in alive] or None
         peaks = self.client.run(peak_memory, self.name, workers=used, on_error="ignore")
         stages = self.client.run(stage_totals, self.name, on_error="ignore")
-        return RunCosts(list(peaks.values()), list(stages.values()))
+        known = totals_of_lost(self.client, self.name)
+        lost = [{stage: StageTotal(*sums) for stage, sums in stages.items()} for stages in known]
+        return RunCosts(list(peaks.values()), [*stages.values(), *lost])
 
     def workers_that_see(self, array: ChunkedArray, k: int) -> list[str]:
         """Ask the workers whether they see a Zarr chunk."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from spdist.scheduler.dashboard.messages import RunEnd, RunProgress, RunStart
 from spdist.scheduler.dashboard.run_state import DURABLE, WAITING, WRITTEN, RunState
+from spdist.scheduler.dashboard.runs import Runs
 from spdist.scheduler.dashboard.timeline import BINS, Timeline
+from spdist.scheduler.execution.records import StageTotal
+from spdist.scheduler.execution.telemetry import add_totals
 
 ROWS = 1_000_000
 OPERAND = {"url": "/A.zarr", "shape": [ROWS, ROWS], "nnz": 10, "bytes": 120}
@@ -155,3 +159,63 @@ def test_events_of_resume_and_failure():
     ]
     assert (found["state"], found["error"], found["seconds"]) == ("failed", "the disk is full", 5.0)
     assert "gantt" not in run.to_json(200.0, short=True)
+
+
+class Worker:
+    """A worker that publishes some of its timings, and has totals while it lives."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.waiting, self.totals = name, [], {}
+
+    def work(self, stage: str, seconds: float, nbytes: int) -> None:
+        self.waiting.append(timing(stage, 0, 101.0, seconds) | {"nbytes": nbytes})
+        known = self.totals.get(stage, (0.0, 0, 0))
+        self.totals[stage] = known[0] + seconds, known[1] + nbytes, known[2] + 1
+
+    def publish(self, run: RunState) -> None:
+        run.add_timings(self.name, self.waiting, {})
+        self.waiting = []
+
+
+def history(rng: random.Random, look) -> tuple[RunState, list[Worker]]:
+    """Return a run whose workers published, vanished with what they had not published, and joined; and those alive."""
+    run, workers = RunState("p", start()), [Worker("w0")]
+    for joined in range(1, rng.randrange(2, 40)):
+        match rng.choice(["work", "work", "publish", "join", "lose"]):
+            case "work" if workers:
+                stage = rng.choice(["multiply", "commit", "gpu multiply"])
+                rng.choice(workers).work(stage, rng.random(), rng.randrange(99))
+            case "publish" if workers:
+                rng.choice(workers).publish(run)
+            case "join":
+                workers.append(Worker(f"w{joined}"))
+            case "lose" if workers:
+                workers.remove(rng.choice(workers))
+        look(run)
+    return run, workers
+
+
+def test_no_counter_falls_in_any_history():
+    for seed in range(1000):
+        before: dict[str, tuple[float, int, int]] = {}
+
+        def look(run: RunState, before=before) -> None:
+            for stage, sums in run.stages.items():
+                now = sums.seconds, sums.nbytes, sums.tasks
+                assert all(x >= y for x, y in zip(now, before.get(stage, (0, 0, 0)), strict=True))
+                before[stage] = now
+
+        run, workers = history(random.Random(seed), look)
+        runs = Runs(SimpleNamespace(workers={one.name for one in workers}))
+        runs.by_name["p"] = run
+        lost = [{stage: StageTotal(*sums) for stage, sums in one.items()} for one in runs.totals_of_lost("p")]
+        alive = [{stage: StageTotal(*sums) for stage, sums in one.totals.items()} for one in workers]
+        stages = add_totals([*alive, *lost])
+        run.finish(200.0, RunEnd(state="finished", error="", stages=stages))
+        look(run)
+        for stage, total in stages.items():
+            assert run.stages[stage].tasks == total["tasks"], "lost work counts once, and so does what came late"
+
+
+def test_nothing_is_known_of_another_job():
+    assert Runs(SimpleNamespace(workers={})).totals_of_lost("q") == []

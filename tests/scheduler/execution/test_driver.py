@@ -36,6 +36,7 @@ from spdist.scheduler.executors.clients.cluster import connect, workers
 from spdist.scheduler.planner import planner
 from spdist.storage import groups, notes
 from tests.conftest import assert_is_product, random_matrix
+from tests.jobs.reports.test_run_report import data_of
 from tests.support.planning import SHORT_CHUNKS
 from tests.support.worker_processes import workers_below
 
@@ -338,6 +339,40 @@ def test_all_workers_killed_at_once(stored, tmp_path, foreign):
         api.multiply(a, a, tmp_path / "C.zarr", grid=(40, 1, 1), callbacks=callbacks, **options)
     assert len(victims) == 1 + foreign
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+
+
+def test_a_lost_worker_is_on_stderr_in_the_report_and_in_the_totals(stored, tmp_path, caplog):
+    """One of two workers is killed once it has made blocks: its stages stay counted, and every line is an event."""
+    m = random_matrix(4000, 4000, 20, 14)
+    a, victims, timings = stored("A", m), [], []
+
+    def kill(progress) -> None:
+        if progress.blocks >= 12 and not victims:
+            while len({one["worker"] for one in timings}) < 2:  # what nobody has published is lost with its worker
+                time.sleep(0.01)
+            victims.append(workers_alive()[0].pid)
+            os.kill(victims[0], signal.SIGKILL)
+
+    record = tmp_path / "run.jsonl"
+    callbacks = spdist.Callbacks(progress=kill, on_timings=timings.extend)
+    with caplog.at_level(logging.WARNING, logger="spdist"):
+        report = api.multiply(
+            a, a, tmp_path / "C.zarr", grid=(80, 1, 1), workers=2, callbacks=callbacks, record=record,
+            report=tmp_path / "run.html",
+        )  # fmt: skip
+    assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
+    said = [one.getMessage() for one in caplog.records if "was lost" in one.getMessage()]
+    assert said
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    events = [line["content"]["text"] for line in lines if line.get("what") == "event"]
+    assert set(said) <= set(events)
+    run = data_of(tmp_path / "run.html")["runs"][0]
+    assert set(said) <= {text for _, text in run["events"]}
+    for stage in ("multiply", "commit"):
+        published = sum(one["stage"] == stage for one in timings)
+        assert report.stages[stage]["tasks"] == run["stages"][stage]["tasks"] == published > 40
+    (end,) = (line for line in lines if line.get("what") == "end")
+    assert end["content"]["stages"] == report.stages
 
 
 @pytest.mark.parametrize("reduce", [None, "nnz"])

@@ -20,9 +20,9 @@ logger = logging.getLogger("spdist")
 
 
 def publish(client: Client, messages: Sequence[Message]) -> None:
-    """Send messages; the first of a run also lets the scheduler collect them. Progress alone is not waited for."""
+    """Send messages; the first of a run also lets the scheduler collect them. Nobody waits for progress or an event."""
     kinds = [message["what"] for message in messages]
-    if kinds == ["progress"]:
+    if kinds in (["progress"], ["event"]):
         if client.loop is not None:
             client.loop.add_callback(_log, client, messages[0])
     elif kinds == ["start"]:
@@ -55,3 +55,18 @@ async def _log(client: Client, message: Message) -> None:
     with contextlib.suppress(*LOST, OSError):
         scheduler: Any = client.scheduler
         await scheduler.log_event(topic=RUNS, msg=message)
+
+
+def totals_of_lost(client: Client, name: str) -> list[dict[str, tuple[float, int, int, float]]]:
+    """Return what the scheduler knows of the stages of workers that a run has lost; see `Runs.totals_of_lost`."""
+    with contextlib.suppress(*LOST, OSError, ImportError, AttributeError, KeyError):  # a scheduler without our page
+        found: list[dict[str, tuple[float, int, int, float]]] = client.run_on_scheduler(_totals_of_lost, name)
+        return found
+    return []
+
+
+def _totals_of_lost(name: str, dask_scheduler: Any) -> list[dict[str, tuple[float, int, int, float]]]:
+    from spdist.scheduler.dashboard.collector import RunCollector
+
+    collector: RunCollector = dask_scheduler.plugins[RunCollector.name]
+    return collector.runs.totals_of_lost(name)
