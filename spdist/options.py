@@ -394,6 +394,8 @@ def _command_line_names() -> dict[str, str]:
 
 
 COMMAND_LINE_NAMES = _command_line_names()
+DASK_NAMES = {"client": "scheduler", "cluster": "scheduler"}
+"""What users of Dask call an option."""
 
 
 # -- from one to the other ---------------------------------------------------------------------------------------------
@@ -502,7 +504,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     known = _parameters(function)
     for name in keywords:
         if name not in known:
-            wanted = COMMAND_LINE_NAMES.get(name, "")
+            wanted = (DASK_NAMES | COMMAND_LINE_NAMES).get(name, "")
             near = [wanted] if wanted in known else difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")

@@ -113,7 +113,9 @@ def test_verify_takes_the_transposes_of_multiply(tmp_path):
         assert files(tmp_path) == before
     assert not api.verify(a, a.T, api.save(tmp_path / "D.zarr", m @ m.T + sp.eye_array(60))).ok
     before = files(tmp_path)
-    assert "for A @ A.T pass transpose_b (--transpose-b)" in refused("verify", a.url, a.url, tmp_path / "C.zarr")
+    assert "for A @ A.T multiply by A.T, or pass transpose_b (--transpose-b)" in refused(
+        "verify", a.url, a.url, tmp_path / "C.zarr"
+    )
     words = ("verify", a.url, a.url, tmp_path / "C.zarr", "--transpose-a", "--transpose-b")
     assert "shapes do not fit: A is 90 x 60 and B is 90 x 60" in refused(*words)
     assert files(tmp_path) == before

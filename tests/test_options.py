@@ -7,9 +7,11 @@ import re
 from dataclasses import fields
 
 import pytest
+import scipy.sparse as sp
 
 import spdist
 from spdist import options
+from spdist.foundation.units import parse_bytes
 from spdist.kernels.engine import ENGINES
 
 CALLS = {
@@ -118,3 +120,20 @@ def test_positions_of_arguments_stay():
     for name, expected in firsts.items():
         parameters = inspect.signature(getattr(spdist, name)).parameters.values()
         assert [one.name for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY] == expected
+
+
+def test_words_of_dask_lead_to_ours():
+    with pytest.raises(TypeError, match="'client'; did you mean 'scheduler'"):
+        spdist.multiply("A.zarr", "A.zarr", "C.zarr", client=None)
+
+
+def test_bytes_without_a_unit_are_asked_about():
+    with pytest.raises(spdist.InputError, match="'256' is 256 bytes: write 256MiB, or 256B"):
+        parse_bytes("256")
+    assert (parse_bytes("256B"), parse_bytes(256), parse_bytes("1000000")) == (256, 256, 1_000_000)
+
+
+def test_a_matrix_in_place_of_a_path_is_named_by_its_kind():
+    m = sp.eye_array(3, format="csr")
+    with pytest.raises(spdist.InputError, match="a csr_array of 3 x 3 is a matrix in memory"):
+        spdist.similarity(m, m)

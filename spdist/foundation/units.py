@@ -41,11 +41,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {first}{_PLURALS.get(last, f'{last}s')}"
 
 
+LEAST_BARE = 1 << 16
+"""A number of less bytes that a user writes without a unit is a mistake: megabytes were meant."""
+
+
 def parse_bytes(text: str | int) -> int:
     """Return the bytes that a size such as ``2GiB``, ``512MB``, ``1.5G`` or a number states.
 
     `text`: KiB, MiB, GiB and the letters alone are powers of 1024; KB, MB and GB are powers of 1000.
-    Raises `InputError` if it is not a size above zero.
+    Raises `InputError` if it is not a size above zero, or text of a small number without a unit.
 
     Examples
     --------
@@ -60,6 +64,8 @@ def parse_bytes(text: str | int) -> int:
     if not 1 <= size < 1 << 62:
         shown = one_line(repr(text), 60)
         raise InputError(f"memory limit {shown} is not a size: write for instance 512MiB or 2GiB")
+    if found and not (found[2] or found[3]) and isinstance(text, str) and size < LEAST_BARE:
+        raise InputError(f"memory limit {text!r} is {text} bytes: write {text}MiB, or {text}B if bytes are meant")
     return int(size)
 
 

@@ -24,7 +24,7 @@ def check_product_shapes(a: Shape, b: Shape, names: tuple[str, str] = ("A", "B")
     """
     if a[1] == b[0]:
         return
-    hint = "; for A @ A.T pass transpose_b (--transpose-b) to multiply, or store the transpose with spdist transpose"
+    hint = "; for A @ A.T multiply by A.T, or pass transpose_b (--transpose-b) where the matrices are stored"
     raise MatrixError(
         f"shapes do not fit: {names[0]} is {a[0]:,} x {a[1]:,} and {names[1]} is {b[0]:,} x {b[1]:,}; {names[0]} "
         f"must have as many columns as {names[1]} has rows{hint if tuple(a) == tuple(b) else ''}"

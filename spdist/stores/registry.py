@@ -45,6 +45,14 @@ def at(url: str) -> Location:
     return _KINDS.get(scheme if mark else "", Location)(url)
 
 
+def _named(thing: object) -> str:
+    """Return what a thing is that stands where a path is wanted."""
+    shape: tuple[int, ...] = getattr(thing, "shape", ())
+    if len(shape) != 2:
+        return f"{one_line(repr(thing), 100)} is no path and no URL"
+    return f"a {type(thing).__name__} of {shape[0]:,} x {shape[1]:,} is a matrix in memory, and no path or URL of one"
+
+
 def normalise(url: str | Path) -> str:
     """Return `url` in a form that holds in every directory: an absolute path with links followed, or a URL.
 
@@ -58,7 +66,7 @@ def normalise(url: str | Path) -> str:
     """
     refuse_other_objects(url)
     if not isinstance(url, str | os.PathLike):
-        raise InputError(f"{one_line(repr(url), 100)} is no path and no URL: write for instance 'C.zarr'")
+        raise InputError(f"{_named(url)}: write for instance 'C.zarr'")
     if not str(url) or str(url).endswith("://"):
         raise InputError(f"{str(url)!r} is an empty path or URL: write for instance 'C.zarr'")
     text = str(url).removeprefix("local://").rstrip("/") or "/"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import sys
 import uuid
 from collections.abc import Iterator
 
@@ -32,6 +34,8 @@ def ready_to_run(
     `target`: where C goes; empty if C is not stored.
     Raises what `plan_for_this_process` and `workers_and_plan` raise.
     """
+    if execution.scheduler is None and execution.workers is None and (address := _active_client()):
+        _say_that_it_is_not_used(address)
     source = plan_if_short(source, execution)
     plan = plan_for_this_process(source, execution)
     if plan is None:
@@ -45,6 +49,22 @@ def ready_to_run(
     from spdist.jobs.compiling.ahead import note_compiled
 
     note_compiled(source.draft().with_plan(plan, ""))
+
+
+def _active_client() -> str:
+    """Return the address of the scheduler that this process has a Dask client of; empty without one."""
+    if (distributed := sys.modules.get("distributed")) is None:
+        return ""
+    try:
+        scheduler = distributed.default_client().scheduler
+    except ValueError:  # no client
+        return ""
+    return "" if scheduler is None else str(scheduler.address)
+
+
+@functools.cache
+def _say_that_it_is_not_used(address: str) -> None:
+    logger.warning("the workers of this process's Dask client, %s, are not used: scheduler=client uses them", address)
 
 
 def _executor_here(plan: Plan) -> Executor:

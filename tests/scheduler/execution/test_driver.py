@@ -161,7 +161,9 @@ def test_resume_goes_on_from_the_durable_part(stored, tmp_path, executor, monkey
 
     def stop_late(context, task, *rest):
         if task.start > 500:
-            time.sleep(1.0)  # so that earlier blocks are durable by now
+            deadline = time.monotonic() + 2  # for workers whose only thread waits here
+            while not read_journal(str(tmp_path / "C.zarr")).checkpoint.row and time.monotonic() < deadline:
+                time.sleep(0.01)
             raise OSError(5, "the disk is gone")
         return preprocess(context, task, *rest)
 
@@ -279,6 +281,22 @@ def test_memory_urls(scheduler):
     assert_is_product(read("memory://run/c.zarr"), m, m, 1e-12)
     with pytest.raises(InputError, match="this process alone"):
         api.multiply("memory://run/a.zarr", "memory://run/a.zarr", "memory://run/d.zarr", scheduler=scheduler)
+
+
+def test_a_dask_client_that_is_not_used_is_said_once(stored, tmp_path, caplog):
+    from distributed import Client
+
+    a = stored("A", random_matrix(50, 50, 4, 3))
+    with (
+        Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as client,
+        caplog.at_level(logging.WARNING, logger="spdist"),
+    ):
+        address = client.scheduler.address
+        for name, options in (("C", {}), ("D", {}), ("E", {"scheduler": client})):
+            api.multiply(a, a, tmp_path / f"{name}.zarr", **options)
+    said = [one.getMessage() for one in caplog.records if "scheduler=client" in one.getMessage()]
+    assert len(said) == 1
+    assert address in said[0]
 
 
 def test_no_scheduler_at_the_address(stored, tmp_path, monkeypatch):
