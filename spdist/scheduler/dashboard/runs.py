@@ -25,7 +25,7 @@ class Runs:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.by_name: OrderedDict[str, RunState] = OrderedDict()
-        self._planned = 0
+        self._limit = 0
         self._idle: dict[str, int] = {}
 
     def fold(self, topic: str, message: Message) -> None:
@@ -54,7 +54,7 @@ class Runs:
         self.by_name[name] = RunState(name, content)
         while len(self.by_name) > MOST_RUNS:
             self.by_name.popitem(last=False)
-        self._planned = int(content["projected_memory"])
+        self._limit = int(content["host_limit"] or content["memory_limit"])
         self._idle = {address: _memory_of(worker) for address, worker in self.scheduler.workers.items()}
 
     def totals_of_lost(self, name: str) -> list[dict[str, tuple[float, int, int, float]]]:
@@ -89,12 +89,12 @@ class Runs:
     def memory(self) -> dict[str, dict[str, int]]:
         """Return each worker's bytes of host memory and of GPU memory, at its last heartbeat.
 
-        The limit on host memory is the memory of the idle worker plus the memory that the newest run's plan expects.
+        ``host`` is what the worker takes beyond its idle memory, ``idle``, as the newest run's limit counts it.
         """
         memory = {}
         for address, worker in self.scheduler.workers.items():
             idle = self._idle.setdefault(address, _memory_of(worker))
-            found = {"host": _memory_of(worker), "host_limit": idle + self._planned}
+            found = {"host": max(_memory_of(worker) - idle, 0), "host_limit": self._limit, "idle": idle}
             gpu = worker.metrics.get("gpu_memory_used"), worker.extra.get("gpu", {}).get("memory-total")
             if isinstance(gpu[0], int) and isinstance(gpu[1], int):
                 found |= {"gpu": gpu[0], "gpu_limit": gpu[1]}

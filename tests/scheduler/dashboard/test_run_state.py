@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spdist.scheduler.dashboard.messages import RunEnd, RunProgress, RunStart
+from spdist.scheduler.dashboard.messages import RUNS, RunEnd, RunProgress, RunStart
 from spdist.scheduler.dashboard.run_state import DURABLE, WAITING, WRITTEN, RunState
 from spdist.scheduler.dashboard.runs import Runs
 from spdist.scheduler.dashboard.timeline import BINS, Timeline
@@ -219,3 +219,14 @@ def test_no_counter_falls_in_any_history():
 
 def test_nothing_is_known_of_another_job():
     assert Runs(SimpleNamespace(workers={})).totals_of_lost("q") == []
+
+
+def test_memory_is_what_the_limit_counts():
+    """Beyond the memory of the idle worker: of one that joined later, what it had when it was first seen."""
+    worker = SimpleNamespace(metrics={"memory": 150}, extra={})
+    runs = Runs(SimpleNamespace(workers={"w": worker}))
+    runs.fold(RUNS, {"product": "p", "what": "start", "content": start(host_limit=0, memory_limit=1000)})
+    worker.metrics = {"memory": 400}
+    assert runs.memory() == {"w": {"host": 250, "host_limit": 1000, "idle": 150}}
+    worker.metrics = {"memory": 100}
+    assert runs.memory()["w"]["host"] == 0
