@@ -113,7 +113,7 @@ def _multiply_in_memory(a: Any, b: Any, product: ProductOptions, execution: Exec
 
     left, right = transposed(a) if product.transpose_a else a, transposed(b) if product.transpose_b else b
     options = _in_memory_options(execution)
-    if product.mask is None and product.axis == 1:
+    if product.mask is None and isinstance(product.axis, int) and product.axis == 1:
         chosen = quickest_in_memory(left, right, product.row_spec(), find_engine(options.method))
         options = replace(options, method=chosen.name)
     return inmemory.multiply(left, right, product, options)

@@ -6,6 +6,8 @@ Arrays are NumPy's that say they are CuPy's. Copies, and what `Stream.give` is g
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
@@ -13,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.sparse import linalg
 
 from spdist.kernels.spmv.prepared import PreparedCsr
 from spdist.matrices.csr import CSR
+from spdist.operators import operator
 from tests.support.host_cupy import HostArray
 from tests.support.host_cupy import empty as host_empty
 
@@ -159,5 +163,7 @@ def install(patch: Any) -> Any:
     )  # fmt: skip
     cupy.empty, cupy.asarray = empty, array
     cupy.ones = lambda shape, dtype=float: array(np.ones(shape, dtype))
-    patch.setitem(__import__("sys").modules, "cupy", cupy)
+    patch.setitem(sys.modules, "cupy", cupy)
+    patch.setitem(sys.modules, "cupyx.scipy.sparse.linalg", linalg)  # its linear operators know no library's arrays
+    patch.setattr(operator, "_linear_class", functools.cache(operator._linear_class.__wrapped__))
     return cupy

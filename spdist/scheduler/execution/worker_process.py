@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ GPU_SIGNS = "/dev/nvidiactl", "/dev/dxg"
 def may_have_gpu() -> bool:
     """Whether the system shows a GPU, and CuPy is installed; neither is asked."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
-    if visible in ("", "-1") or importlib.util.find_spec("cupy") is None:
+    if visible in ("", "-1") or ("cupy" not in sys.modules and importlib.util.find_spec("cupy") is None):
         return False
     return any(Path(sign).exists() for sign in GPU_SIGNS)
 
