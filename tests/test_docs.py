@@ -7,6 +7,7 @@ import ast
 import importlib
 import importlib.util
 import io
+import itertools
 import re
 import shlex
 import tokenize
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 import spdist
 from spdist import cli
@@ -116,6 +118,34 @@ def test_command_lines_parse(path, monkeypatch):
         if command.startswith("spdist "):
             with pytest.raises(ParsedError):
                 cli.main(shlex.split(command)[1:])
+
+
+CALLS = re.compile(r"\b(?:save|similarity|multiply|import_matrix)\((?:[^()]|\([^()]*\))*\)")
+WRITERS = "import", "pagerank", "similarity", "cooccurrence", "shortest-paths"
+"""Commands whose second argument is what they write."""
+
+
+def outputs(path: Path) -> Iterator[str]:
+    """Yield what the commands and the code of a page write; without what they replace."""
+    for fence in fences(path):
+        for call in CALLS.findall(fence.text) if fence.language == "python" else ():
+            if "overwrite=True" not in call:
+                yield from re.findall(r"[\"'](\w+\.zarr)[\"']", call)
+    for command in commands(path):
+        words = shlex.split(command)
+        if words[:1] == ["spdist"] and words[1] in WRITERS:
+            yield words[3]
+        elif "-o" in words:
+            yield words[words.index("-o") + 1]
+        elif words[:1] == ["python"] and len(words) > 2 and words[2].endswith(".yaml"):
+            keys = dict(word.split("=", 1) for flag, word in itertools.pairwise(words) if flag == "--set")
+            yield keys.get("out") or yaml.safe_load((ROOT / words[2]).read_text())["out"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "workflows").glob("*.md")), ids=name_of)
+def test_commands_of_a_page_find_no_output_of_an_earlier_one(path):
+    found = list(outputs(path))
+    assert len(set(found)) == len(found), found
 
 
 def test_plan_prints_what_readme_shows(tmp_path, monkeypatch, capsys):
