@@ -151,7 +151,7 @@ def read(location: Location) -> tuple[dict[str, Any], dict[str, Member]]:
     _check_is_there(location)
     with clear_zarr_errors(location.url):
         attributes = _attributes_of_file(location)
-    if attributes is not None and "seal" in facts_of(attributes):
+    if attributes is not None and facts_of(attributes).get("seal") is not None:
         check_seal(location, attributes)
         sealed = [name for name in ARRAYS if name in facts_of(attributes)["seal"]["arrays"]]
         documents = {name: json.loads(location.read(f"{name}/zarr.json")) for name in sealed}

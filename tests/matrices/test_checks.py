@@ -54,7 +54,7 @@ def test_shapes_that_do_not_fit():
         check_product_shapes((1000, 3), (4, 5))
     with pytest.raises(MatrixError, match="shapes do not fit: left is 2 x 3 and right is 4 x 5"):
         check_product_shapes((2, 3), (4, 5), ("left", "right"))
-    with pytest.raises(MatrixError, match=r"has rows; for A @ A\.T pass transpose_b \(--transpose-b\) to multiply, or"):
+    with pytest.raises(MatrixError, match=r"has rows; for A @ A\.T multiply by A\.T, or pass transpose_b"):
         check_product_shapes((2, 3), (2, 3))
     with pytest.raises(MatrixError, match=r"has rows$"):
         check_product_shapes((2, 3), (2, 4))

@@ -79,6 +79,12 @@ def test_values_that_cannot_be(matrix, data, file):
     opened_with(matrix, file, json.dumps(document).encode())
 
 
+def test_a_seal_of_null_is_none(matrix):
+    document = json.loads((matrix / "zarr.json").read_text())
+    document["attributes"]["spdist"]["seal"] = None
+    opened_with(matrix, "zarr.json", json.dumps(document).encode())
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), file=st.sampled_from(FILES))
 def test_bytes_that_are_changed_or_missing(matrix, data, file):
