@@ -194,7 +194,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             )
         is_cosine = self.metric == "cosine"
         with ExitStack() as stack:
-            a, b, folder = self._operands(rows, stack, _unit_rows if is_cosine else None)
+            a, b, folder = self._operands(rows, stack, normalize if is_cosine else None)
             found = _Similarities(a, b, is_fit and is_cosine, folder)
             columns, values = found.nearest(asked, self.threshold, {"engine": self.engine}, self.memory_limit)
         return self._as_mode(columns, values, rows)
@@ -280,11 +280,6 @@ class _Similarities:
             all_of = (self.a[part] @ right).toarray()
             columns[part] = np.argsort(-all_of, axis=1, kind="stable")[:, :count]
             values[part] = np.take_along_axis(all_of, columns[part], axis=1)
-
-
-def _unit_rows(rows: Any) -> Any:
-    """Return a copy of rows in memory, each scaled to length 1 in its own dtype; rows of zeros stay."""
-    return normalize(rows)
 
 
 def _stored(m: Any, place: str, change: Callable[[Any], Any] | None) -> StoredMatrix:

@@ -53,7 +53,7 @@ def quickest(request: PlanRequest, for_gpus: Callable[[], PlanRequest]) -> PlanR
     try:
         chosen = for_gpus()
     except InputError as error:
-        logger.warning("the cores multiply, though a GPU should be quicker: %s", error)
+        _say_why_not(str(error))
         return request
     if not _is_enough(chosen.memory_limit):
         return request
@@ -71,7 +71,6 @@ def _fits_gpus(request: PlanRequest) -> bool:
         request.spec.check(request.a, request.b, engine.name)
     except InputError:
         return False
-
     return request.memory_limit >= LEAST_MEMORY and room() >= max(request.host_bytes, DEFAULT_HOST_LIMIT)
 
 
@@ -118,7 +117,7 @@ def _has_free_gpu() -> bool:
     try:
         worker_process.count_gpus()
     except InputError as error:
-        logger.warning("the cores multiply, though a GPU should be quicker: %s", error)
+        _say_why_not(str(error))
         return False
     from spdist.kernels.streaming.gpu_device import free_memory
 
@@ -127,8 +126,9 @@ def _has_free_gpu() -> bool:
 
 def _is_enough(free: int) -> bool:
     if free < LEAST_MEMORY:
-        logger.warning(
-            "the cores multiply, though a GPU should be quicker: it has %s of memory left, which is less than %s",
-            format_bytes(free), format_bytes(LEAST_MEMORY),
-        )  # fmt: skip
+        _say_why_not(f"it has {format_bytes(free)} of memory left, which is less than {format_bytes(LEAST_MEMORY)}")
     return free >= LEAST_MEMORY
+
+
+def _say_why_not(reason: str) -> None:
+    logger.warning("the cores multiply, though a GPU should be quicker: %s", reason)
