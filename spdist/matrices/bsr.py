@@ -113,6 +113,17 @@ class BSR:
         return self.rows().to_scipy()
 
 
+def check_fit(a: BSR, b: BSR) -> None:
+    """Raise `MatrixError` with the sizes if the shapes or blocks of ``a @ b`` do not fit."""
+    if a.shape[1] == b.shape[0] and a.blocksize[1] == b.blocksize[0]:
+        return
+    left, right = (f"{m.shape[0]:,} x {m.shape[1]:,} in blocks of {m.blocksize[0]} x {m.blocksize[1]}" for m in (a, b))
+    raise MatrixError(
+        f"shapes do not fit: A is {left}, B {right}; A needs as many columns as B has rows, and its blocks as many as "
+        f"B's blocks have rows"
+    )
+
+
 def from_rows(m: CSR) -> BSR:
     """Return a `CSR` whose values are blocks as a `BSR`, on the same arrays."""
     size = blocksize(m.dtype)

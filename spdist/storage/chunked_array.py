@@ -1,8 +1,8 @@
 """Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
 
-A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline; one in an
-object store by `objects`. Until something needs Zarr, a few Zarr chunks of spdist's own are read and written without it
-(`direct`).
+Zarr chunks as spdist writes them are read and written without Zarr, which takes long to load: in files by threads, in
+an object store by obstore (`direct`). Other local arrays are decoded by zarrs, which is written in Rust and several
+times faster than Zarr's own pipeline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import CorruptError, MatrixError
+from spdist.foundation.cpus import count_cpus
+from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_blocks, number_dtype
 from spdist.storage.checksums import ChunkFiles, Table, misplaced, read_table
 from spdist.storage.direct.chunks import ChunkCodec, array_document, codec_of
@@ -47,9 +48,6 @@ Measured: 64k to 256k elements read and write fastest through zarrs; 1M elements
 
 GLANCE = 64
 """Elements at the start of a Zarr chunk that are tested for zero first, before all of it."""
-
-FEW = 8
-"""Zarr chunks up to which they are read or written without Zarr, one after the other, while nothing has loaded it."""
 
 PROBE_BYTES = 1 << 20
 """Bytes of values that `compresses` compresses to decide."""
@@ -128,9 +126,9 @@ class ChunkedArray:
         """Decode Zarr chunks ``[k0:k1)``, into `out` if it is given, and return their elements."""
         if k1 > self.nchunks:
             raise self.files.error(max(k0, self.nchunks), "is missing")
-        self._look(k0, k1)
-        if self.table and (codec := self._direct_codec(k1 - k0)):
+        if self.table and (codec := self._direct_codec()):
             return self._decode_directly(codec, k0, k1, out)
+        self._look(k0, k1)
         array, objects = _open_for_reading(self), _objects(self.url, self.metadata)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
 
@@ -155,24 +153,37 @@ class ChunkedArray:
         self._require(k0, found, array.metadata.fill_value)
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
-    def _direct_codec(self, count: int) -> ChunkCodec | None:
-        """Return the codec to read and write `count` Zarr chunks without Zarr; None to leave them to Zarr."""
-        is_quicker = count <= FEW and self.location.has_files and not _has_zarr()
-        return codec_of(self.metadata) if is_quicker else None
+    def _direct_codec(self) -> ChunkCodec | None:
+        """Return the codec to read and write Zarr chunks in files without Zarr; None to leave them to Zarr."""
+        return codec_of(self.metadata) if self.location.has_files else None
 
     def _decode_directly(self, codec: ChunkCodec, k0: int, k1: int, out: ValueArray | None) -> ValueArray:
-        """Decode Zarr chunks of a local array as `_decode`, without Zarr."""
-        parts = []
-        for k in range(k0, k1):
-            with self.files.open(k) as file:
-                raw = file.read()
+        """Decode Zarr chunks of a local array as `_decode`, without Zarr; each is compared with the array's table."""
+        wanted = self.expected()
+        found = np.empty(((k1 - k0) * self.chunk, *codec.shape[1:]), codec.dtype) if out is None else out
+        parts = found.reshape(k1 - k0, -1)
+
+        def decode(k: int) -> None:
             try:
-                parts.append(codec.decode(raw))
+                checksum = self._read_chunk(codec, k, parts[k - k0])
+            except OSError:  # it may be temporary
+                try:
+                    checksum = self._read_chunk(codec, k, parts[k - k0])
+                except OSError as error:
+                    raise self.files.error(k, f"cannot be read ({error.strerror})") from error
+            if checksum != wanted[k]:
+                raise self.files.error(k, misplaced(checksum, wanted))
+
+        _for_each_chunk(range(k0, k1), decode)
+        return found
+
+    def _read_chunk(self, codec: ChunkCodec, k: int, out: ValueArray) -> int:
+        """Decode a Zarr chunk in a file; return its checksum."""
+        with self.files.open(k) as file:
+            try:
+                return codec.read_into(file, out)
             except (ValueError, RuntimeError) as error:  # the latter of Blosc
                 raise self.files.error(k, f"is truncated or altered ({error})") from error
-        if out is None:
-            return parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return np.concatenate(parts, out=out)
 
     def _look(self, k0: int, k1: int) -> None:
         """Check the files of Zarr chunks before zarrs decodes them, which would wait for a FIFO and trust any size."""
@@ -187,11 +198,8 @@ class ChunkedArray:
         if pad:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
         numbers = values if blocksize(self.dtype) is None else values["block"]
-        if codec := self._direct_codec(len(values) // self.chunk):
-            for i in range(len(values) // self.chunk):
-                path = self.location.path / self.key(k + i)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(codec.encode(numbers[i * self.chunk : (i + 1) * self.chunk]).data)
+        if codec := self._direct_codec():
+            self._write_directly(codec, k, numbers)
             return
         chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
         if (objects := _objects(self.url, self.metadata)) is not None:
@@ -201,6 +209,22 @@ class ChunkedArray:
         fast = all(chunk[:GLANCE].any() or chunk.any() for chunk in chunks)
         array = _open_array(self.url, self.name, self.metadata, fast=fast)
         _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), numbers))
+
+    def _write_directly(self, codec: ChunkCodec, k: int, numbers: ValueArray) -> None:
+        """Write whole Zarr chunks of a local array as `write_chunks`, without Zarr."""
+        folder = self.location.path
+        chunks = range(k, k + len(numbers) // self.chunk)
+        for parent in {(folder / self.key(n)).parent for n in (chunks if numbers.ndim > 1 else chunks[:1])}:
+            parent.mkdir(parents=True, exist_ok=True)
+
+        def write(n: int) -> None:
+            with (folder / self.key(n)).open("wb", buffering=0) as file:
+                for part in codec.encoded_parts(numbers[(n - k) * self.chunk : (n - k + 1) * self.chunk]):
+                    left = memoryview(part.data)
+                    while left:
+                        left = left[file.write(left) :]
+
+        _for_each_chunk(chunks, write)
 
     def key(self, k: int) -> str:
         """Return Zarr's key of chunk `k`, relative to the matrix."""
@@ -279,14 +303,19 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
 
 
 def load_codecs() -> None:
-    """Load Zarr and zarrs, which read and write more than `FEW` Zarr chunks at once."""
-    import zarr  # noqa: F401
-    import zarrs  # noqa: F401
+    """Load the compressor of Zarr chunks."""
+    import numcodecs.blosc  # noqa: F401
 
 
-def _has_zarr() -> bool:
-    """Whether Zarr is loaded, so that it costs nothing more to use it."""
-    return "zarr" in sys.modules
+def _for_each_chunk(chunks: range, work: Callable[[int], None]) -> None:
+    """Call a function for the number of each Zarr chunk, in threads; raise the first error."""
+    waiting = iter(chunks)
+
+    def take(_: int) -> None:
+        for k in waiting:
+            work(k)
+
+    run_in_threads(min(count_cpus(), len(chunks)), take)
 
 
 def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:

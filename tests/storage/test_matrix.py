@@ -23,6 +23,7 @@ from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import index_dtype
 from spdist.storage import chunked_array, groups
 from spdist.storage.chunked_array import new_array
+from spdist.storage.direct.chunks import ChunkCodec
 from spdist.storage.groups import ARRAYS
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.writer import ChunkBuffer, MatrixWriter
@@ -179,6 +180,7 @@ def test_entries_are_decoded_where_they_belong(tmp_path_factory, data, dtype, ch
 
 
 def test_zarr_decodes_to_memory_that_is_given(stored, monkeypatch):
+    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda self: None)
     decoded, original = [], chunked_array._run
     monkeypatch.setattr(chunked_array, "_run", lambda *args: (decoded.append(original(*args)), decoded[-1])[1])
     rows = stored.rows(0, 200, np.empty)
@@ -187,6 +189,7 @@ def test_zarr_decodes_to_memory_that_is_given(stored, monkeypatch):
 
 
 def test_zarr_that_decodes_elsewhere_is_copied_from(stored, monkeypatch):
+    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda self: None)
     monkeypatch.setattr(chunked_array, "_into", lambda out: default_buffer_prototype())
     assert_same(stored.rows(0, 200, np.empty), random_csr(200, 100, 1500))
 
@@ -250,8 +253,29 @@ def test_damage_names_array_and_chunk(tmp_path, damage, name, place, values):
 def test_an_error_of_the_system_that_passes_ends_no_read(tmp_path, allocate, monkeypatch):
     matrix = random_csr(200, 100, 1500)
     stored = write(tmp_path / "a.zarr", matrix)
+    failures = iter([OSError(errno.EIO, "Input/output error")])
+    read_into = ChunkCodec.read_into
+
+    def read_or_fail(self, file, out):
+        for failure in failures:
+            raise failure
+        return read_into(self, file, out)
+
+    monkeypatch.setattr(ChunkCodec, "read_into", read_or_fail)
+    assert_same(stored.rows(0, 200, allocate), matrix)
+    assert next(failures, None) is None
+    failures = itertools.repeat(OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(CorruptError, match=r"Zarr chunk \d+ of array .* cannot be read \(Input/output error\)"):
+        stored.rows(0, 200, allocate)
+
+
+@pytest.mark.parametrize("allocate", [None, np.empty])
+def test_an_error_of_zarrs_that_passes_ends_no_read(tmp_path, allocate, monkeypatch):
+    matrix = random_csr(200, 100, 1500)
+    stored = write(tmp_path / "a.zarr", matrix)
     failures = iter([RuntimeError("Input/output error (os error 5)")])
     run = chunked_array._run
+    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda self: None)
 
     def run_or_fail(url, coroutine):
         for failure in failures:
@@ -381,9 +405,11 @@ def test_what_may_not_be_read_is_named_with_what_to_do(stored, monkeypatch):
     other = f"{stored.url}-of-others"
     shutil.copytree(stored.url, other)
     without_seal(other)
+    foreign = open_matrix(other)
     attempts = [
         (os, "open", denied, stored.fingerprint),
-        (chunked_array, "_run", denied_by_zarrs, lambda: stored.rows(0, 10)),
+        (os, "open", denied, lambda: stored.rows(0, 10)),
+        (chunked_array, "_run", denied_by_zarrs, lambda: foreign.rows(0, 10)),
         (os, "open", denied, lambda: open_matrix(stored.url)),
         (os, "open", denied, lambda: groups.read_facts(stored.url)),
         (zarr, "open_group", denied, lambda: open_matrix(other)),

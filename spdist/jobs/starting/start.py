@@ -75,4 +75,4 @@ def _executor_here(plan: Plan) -> Executor:
             "%d of %d GPUs are used: the plan takes %s of this host's memory for each; lower host_limit to use all",
             gpus, seen, format_bytes(plan.projected_host_memory),
         )  # fmt: skip
-    return GpuExecutor(name, gpus) if gpus > 1 else ThreadExecutor(name)
+    return GpuExecutor(name, gpus) if plan.on_gpu else ThreadExecutor(name)

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from spdist.errors import MatrixError
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.cpu.finished.merge import merge as merge_values
 from spdist.kernels.cpu.product_counts import row_products
-from spdist.matrices.bsr import BSR, from_rows
+from spdist.matrices.bsr import BSR, check_fit, from_rows
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, result_dtype
 
@@ -63,17 +62,6 @@ def _fill(a: BSR, b: BSR, c: CSR, threads: int) -> BSR:
     enough = int(work.sum()) * sizes[0] * sizes[1] * sizes[2] >= PARALLEL_VALUES
     _fill_slices(a, b, c, values, _cuts(work, SLICES * threads) if threads > 1 and enough else [0, len(work)], threads)
     return BSR(c.indptr, c.indices, values, (a.shape[0], b.shape[1]))
-
-
-def check_fit(a: BSR, b: BSR) -> None:
-    """Raise `MatrixError` with the sizes if the shapes or blocks of ``a @ b`` do not fit."""
-    if a.shape[1] == b.shape[0] and a.blocksize[1] == b.blocksize[0]:
-        return
-    left, right = (f"{m.shape[0]:,} x {m.shape[1]:,} in blocks of {m.blocksize[0]} x {m.blocksize[1]}" for m in (a, b))
-    raise MatrixError(
-        f"shapes do not fit: A is {left}, B {right}; A needs as many columns as B has rows, and its blocks as many as "
-        f"B's blocks have rows"
-    )
 
 
 def _ones(m: BSR) -> CSR:

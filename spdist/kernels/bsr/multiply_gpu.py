@@ -21,12 +21,11 @@ import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.foundation.units import format_bytes
-from spdist.kernels.bsr.multiply_cpu import check_fit
 from spdist.kernels.cuda.constants import ROW_THREADS, TASK_PAIRS
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
-from spdist.matrices.bsr import BSR
+from spdist.matrices.bsr import BSR, check_fit
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, result_dtype
 

@@ -172,6 +172,13 @@ def pageable(size: int) -> Bytes:
     return np.empty(-(-size // 16), np.complex128).view(np.uint8)
 
 
+def numbers(count: int) -> npt.NDArray[np.uint64]:
+    """Return page-locked memory of CuPy's pool for a few numbers that kernels write."""
+    import cupy
+
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(8 * count), np.uint64, count)
+
+
 def array_at(memory: Bytes, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return a view of `count` items that lie in memory from byte `offset` on."""
     dtype = np.dtype(dtype)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import MatrixError
+from spdist.kernels.cuda import pinned
 from spdist.kernels.cuda.constants import NARROW_COLUMNS, ROW_CLASSES, SCAN_ROWS, VERY_LONG, RowFact
 from spdist.kernels.cuda.module import c_type, value_type
 from spdist.kernels.rounding import ceil_div
@@ -295,7 +296,5 @@ def class_limits(device: int) -> Any:
 @functools.cache
 def _mirror(device: int, thread: int) -> tuple[Any, int]:
     """Return page-locked host memory for the facts, and its address; each thread has its own."""
-    import cupyx
-
-    memory = cupyx.empty_pinned(row_kernels.FACTS, np.uint64)
+    memory = pinned.numbers(row_kernels.FACTS)
     return memory, memory.ctypes.data

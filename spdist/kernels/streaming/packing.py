@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError
-from spdist.kernels.cuda import constants
+from spdist.kernels.cuda import constants, pinned
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.streaming.workspace import (
@@ -137,14 +137,13 @@ class Packed:
 
     def __init__(self, c: CSR, out: Any) -> None:
         import cupy
-        import cupyx
 
         self.columns = self.values = False
         self.nbytes, self.why = 0, ""
         self._out, self._sizes = out, Sizes(c.nrows, c.nnz, c.nbytes, c.data.nbytes)
         self._start = packed_start(c.nrows, c.nnz)
         self.source, self.pointer = int(out.data.ptr), c.indptr.dtype
-        self._numbers = cupyx.empty_pinned(NUMBERS, np.uint64)
+        self._numbers = pinned.numbers(NUMBERS)
         # Written by a kernel: a copy would wait behind copies of other streams.
         publish = module("rowwise_gpu/rows.cu", ("publish",))
         publish("publish", 1, NUMBERS, (self.source, int(self._numbers.ctypes.data)))

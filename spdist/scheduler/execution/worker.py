@@ -21,7 +21,7 @@ from spdist.scheduler.execution.records import BlockNumber, JobSpec, StageTiming
 from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.worker_memory import workload
-from spdist.storage.chunked_array import FEW, load_codecs
+from spdist.storage.chunked_array import load_codecs
 from spdist.storage.matrix import Allocate, Held
 
 
@@ -115,8 +115,7 @@ class WorkerContext:
         job = self.job
         if self.on_gpu or not plan.blocks:
             return
-        if max(block.nnz for block in plan.blocks) > FEW * plan.chunk:
-            load_codecs()
+        load_codecs()
         engine = self.engine.at_first(job.product.plain)
         load_cpu_kernels(*tiny_product(job), engine, merges=any(block.split for block in plan.blocks))
 

@@ -1,4 +1,4 @@
-"""Runs stages on several GPUs of this host, all in this process: no scheduler, no further processes, no Dask.
+"""Runs stages on GPUs of this host, all in this process: no scheduler, no further processes, no Dask.
 
 Each GPU is a worker with threads of its own: one multiplies a block while others read the blocks that the driver has
 assigned to the worker, and write the last ones. All GPUs share the B in the host's memory.

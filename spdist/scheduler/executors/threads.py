@@ -1,7 +1,7 @@
 """Runs stages in this process: no scheduler and no workers, and Dask is not loaded.
 
-The calling thread makes one block at a time, with all cores or a GPU, while other threads read the next blocks and
-write the last ones. A product of one block starts no thread.
+The calling thread makes one block at a time, with all cores, while another thread reads the next block and a third one
+writes the last ones. A product of one block starts no thread.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from spdist.storage.chunked_array import ChunkedArray
 
 WORKER = "this process"
 """What records call the worker."""
-GPU_READERS = 6
-"""Threads that read blocks ahead for a GPU, which makes a block sooner than one thread reads it."""
 
 
 class StageCall:
@@ -85,10 +83,9 @@ class ThreadExecutor:
         self._context = context = WorkerContext(fix_engine(draft.with_plan(plan, ""), plan))
         with phases.during("run"):
             context.load(plan)
-        readers = GPU_READERS if plan.on_gpu else 1
         self._writes_beside = plan.blocks_in_flight > 1
-        self._most_ahead = min(max(plan.blocks_in_flight - 2, 0), readers)  # one is made, and one is written
-        self._readers = ThreadPoolExecutor(readers, "spdist-read")
+        self._reads_ahead = plan.blocks_in_flight > 2  # one is made, and one is written
+        self._reader = ThreadPoolExecutor(1, "spdist-read")
         self._writer = ThreadPoolExecutor(1, "spdist-commit")
         with worker_process.small_arrays_kept(context.job.host_bytes):
             worker_process.reset_peak()
@@ -99,7 +96,7 @@ class ThreadExecutor:
                 if on_timings is not None:
                     on_timings([timing | {"worker": WORKER} for timing in context.telemetry.take_timings()])
             finally:
-                for threads in (self._readers, self._writer):
+                for threads in (self._reader, self._writer):
                     threads.shutdown(cancel_futures=True)
                 context.release()
 
@@ -108,8 +105,8 @@ class ThreadExecutor:
         return [WORKER]
 
     def with_gpu(self, workers: list[str]) -> dict[str, bool]:
-        """Return whether this process multiplies on a GPU."""
-        return dict.fromkeys(workers, self._context.on_gpu)
+        """Return that this process multiplies on its cores."""
+        return dict.fromkeys(workers, False)
 
     def submit(
         self, stage: str, *arguments: Any, key: tuple[int, int], worker: str = "", after: Sequence[Any] = ()
@@ -167,12 +164,12 @@ class ThreadExecutor:
         self._done.append(call)
 
     def _run_block(self) -> None:
-        """Make the first block; begin to read those that follow, unless they have several pieces."""
+        """Make the first block; begin to read the one that follows, unless it has several pieces."""
         first = self._blocks.pop(0)
-        for call in self._blocks[: self._most_ahead]:
+        for call in self._blocks[:1] if self._reads_ahead else ():
             task = call.arguments[0]
             if call.stage == "multiply" and call.operands is None and self._context.job.pieces_of(task) == 1:
-                call.operands = self._readers.submit(STAGES["preprocess"], self._context, task)
+                call.operands = self._reader.submit(STAGES["preprocess"], self._context, task)
         self._run(first)
         task, counts = first.arguments[0], first.result
         self._was_cut = isinstance(counts, BlockCounts) and task.start + len(counts.row_nnz) < task.stop

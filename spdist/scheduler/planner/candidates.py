@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.matrices.dtypes import Int64Array, blocksize
-from spdist.scheduler.planner.block_table import (
+from spdist.scheduler.planner.cut_rows import (
     BlockRecord,
     BlockTable,
     block_records,

@@ -1,19 +1,86 @@
-"""The kernel that cuts the rows of A into blocks, compiled by Numba; import it only when it is needed."""
+"""Blocks of rows of A: what is counted of each, and how consecutive rows are cut into blocks that fit.
+
+Where the rows of B that a block needs bound nothing, NumPy cuts, unless Numba is loaded: it takes long to load. The
+blocks are the same.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from spdist.kernels.cpu.numba_compile import compiled, part
 from spdist.matrices.dtypes import Int64Array, ValueArray
-from spdist.scheduler.planner.block_table import BLOCK_RECORD, BlockTable
+from spdist.matrices.pattern import KERNELS, MANY_ENTRIES
 from spdist.scheduler.planner.stored_rows import Lengths
 
 FIRST_STAMP = 1
 """Number of the first block: rows of B that no block has needed are stamped with 0."""
+
+BlockTable = npt.NDArray[np.void]
+"""One-dimensional array of `BLOCK_RECORD`."""
+
+
+class BlockRecord(NamedTuple):
+    """Rows ``[start:stop)`` of A and the sums over them."""
+
+    start: int
+    stop: int
+    products: int  # multiply-adds
+    nnz: int  # expected entries of C
+    a_bytes: int  # bytes of A's rows and of the mask's rows
+    b_bytes: int  # bytes of the distinct rows of B that A's columns name; 0 if B is resident
+    b_chunks: int  # Zarr chunks of B in which those rows lie; 0 if B is resident
+    uncut_nnz: int  # expected entries of C before top-n cuts its rows
+    longest: int  # most entries that a row of C may have before top-n cuts it, whatever was expected
+
+
+BLOCK_RECORD = np.dtype([(name, np.int64) for name in BlockRecord._fields])
+"""`BlockRecord` as a structured dtype."""
+
+
+def block_table(records: Iterable[BlockRecord] = ()) -> BlockTable:
+    """Return a table of these records.
+
+    Examples
+    --------
+    >>> records = BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1)
+    >>> table = block_table(records)
+    >>> table["products"].tolist()
+    [5, 1]
+    """
+    return np.array([tuple(record) for record in records], BLOCK_RECORD)
+
+
+def block_records(table: BlockTable) -> list[BlockRecord]:
+    """Return the records of a table as tuples of Python integers.
+
+    Examples
+    --------
+    >>> block_records(block_table([BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3)]))[0].products
+    5
+    """
+    rows: list[tuple[Any, ...]] = table.tolist()
+    return [BlockRecord(*row) for row in rows]
+
+
+def joined_records(first: BlockRecord, second: BlockRecord) -> BlockRecord:
+    """Join two neighbouring blocks into one.
+
+    `first, second`: `second` begins at the row where `first` ends.
+    Returns with the sums of both, and the longer of their longest rows. Rows and Zarr chunks of B that both blocks need
+    count twice.
+
+    Examples
+    --------
+    >>> joined_records(BlockRecord(0, 2, 5, 4, 64, 0, 0, 4, 3), BlockRecord(2, 3, 1, 1, 32, 0, 0, 1, 1))[:4]
+    (0, 3, 6, 5)
+    """
+    sums = BlockRecord(*(sum(both) for both in zip(first, second, strict=True)))
+    return sums._replace(start=first.start, stop=second.stop, longest=max(first.longest, second.longest))
 
 
 class BlockCosts(NamedTuple):
@@ -72,107 +139,6 @@ class Position(NamedTuple):
     counts: Int64Array  # (2,) int64: number of that block, and how many forced starts lie behind
 
 
-@part
-def _count_row(
-    a: RowsOfA, begin: np.int64, end: np.int64, b: RowsOfB, costs: BlockCosts, number: np.uint32
-) -> tuple[np.int64, np.int64, np.int64]:
-    """Return the products of a row of A, and the bytes and Zarr chunks of B that its block did not need before."""
-    products, nbytes, chunks = np.int64(0), np.int64(0), np.int64(0)
-    lengths, stamps, chunk_stamps, rows_per_chunk = b.lengths, b.stamps, b.chunk_stamps, np.uintp(b.rows_per_chunk)
-    for at in range(begin, end):
-        k = np.uintp(a.columns[at])
-        length = np.int64(lengths[k])
-        products += length
-        if stamps[k] != number:
-            stamps[k] = number
-            nbytes += length * costs.b_entry + costs.b_row
-            chunk = k // rows_per_chunk
-            if chunk_stamps[chunk] != number:
-                chunk_stamps[chunk] = number
-                chunks += 1
-    return products, nbytes, chunks
-
-
-@part
-def _expect_row(
-    products: np.int64 | int, row: int, expected: ExpectedRows, costs: BlockCosts
-) -> tuple[np.int64, np.int64, np.int64]:
-    """Return the products of a row that are made, the entries of C that are expected of them, and a bound on these."""
-    nnz = products
-    bound = min(np.int64(products), np.int64(costs.ncols - row if costs.upper else costs.ncols))
-    if products > 0:
-        ratio = expected.ratio[int(np.log2(products))]
-        nnz = min(np.int64(products * ratio) + 1, products, costs.ncols)
-    if len(expected.mask_lengths) > 0:
-        masked = np.int64(expected.mask_lengths[row])
-        left = masked if costs.inside else costs.ncols - masked
-        nnz, bound = min(nnz, left), min(bound, left)
-    row_range = row * expected.share.shape[1] // costs.nrows
-    made, entries = products * expected.share[0, row_range], nnz * expected.share[1, row_range]
-    return np.int64(np.ceil(made)), np.int64(np.ceil(entries)), max(bound, np.int64(0))
-
-
-@part
-def _close_block(row: int, position: Position, closed: Any) -> None:
-    """Copy the current block, which ends before `row`, to `closed`, and begin the next one."""
-    block = position.block[0]
-    closed.start, closed.stop = block.start, row
-    closed.products, closed.nnz, closed.uncut_nnz = block.products, block.nnz, block.uncut_nnz
-    closed.a_bytes, closed.b_bytes, closed.b_chunks = block.a_bytes, block.b_bytes, block.b_chunks
-    closed.longest = block.longest
-    block.start, block.products, block.nnz, block.uncut_nnz = row, 0, 0, 0
-    block.a_bytes, block.b_bytes, block.b_chunks, block.longest = 0, 0, 0, 0
-    position.counts[0] += 1
-
-
-@compiled
-def cut(
-    a: RowsOfA,
-    b: RowsOfB,
-    expected: ExpectedRows,
-    costs: BlockCosts,
-    forced: Int64Array,
-    position: Position,
-    out: BlockTable,
-) -> int:
-    """Add each row to the current block; a row that would pass a bound starts the next block.
-
-    `b`: stamps are updated.
-    `forced`: (n,) int64: rows at which blocks must start. If there are any, the bounds end no block.
-    `position`: updated.
-    `out`: (rows of A,) of `BLOCK_RECORD`: the closed blocks are written here.
-    Returns number of blocks closed.
-    """
-    block, closed = position.block[0], 0
-    for i in range(len(a.offsets) - 1):
-        row, begin, end = a.first + i, a.offsets[i] - a.offsets[0], a.offsets[i + 1] - a.offsets[0]
-        all_products, b_bytes, b_chunks = _count_row(a, begin, end, b, costs, np.uint32(position.counts[0]))
-        products, uncut_nnz, bound = _expect_row(all_products, row, expected, costs)
-        nnz, a_bytes = min(uncut_nnz, costs.top_n), (end - begin) * costs.a_entry + 16
-        if len(expected.mask_lengths) > 0:
-            a_bytes += np.int64(expected.mask_lengths[row]) * costs.mask_entry + 8
-        entries = max(block.nnz + nnz, min(max(block.longest, bound), costs.top_n))
-        total = block.a_bytes + a_bytes + entries * costs.c_entry + (row + 1 - block.start) * costs.c_row
-        if not costs.b_resident:
-            total += block.b_bytes + b_bytes
-        full = row > block.start and (total > costs.budget or block.products + products > costs.max_products)
-        if len(forced) > 0:
-            full = position.counts[1] < len(forced) and row == forced[position.counts[1]]
-            position.counts[1] += full
-        if full:
-            _close_block(row, position, out[closed])
-            closed += 1
-            _, b_bytes, b_chunks = _count_row(a, begin, end, b, costs, np.uint32(position.counts[0]))
-        block.products += products
-        block.nnz += nnz
-        block.a_bytes += a_bytes
-        block.b_bytes += b_bytes
-        block.b_chunks += b_chunks
-        block.uncut_nnz += uncut_nnz
-        block.longest = max(block.longest, bound)
-    return closed
-
-
 class BlockCutter:
     """Cuts rows that arrive in order: feed it ranges of rows, take the closed blocks.
 
@@ -180,6 +146,7 @@ class BlockCutter:
     `b_chunks`: Zarr chunks of B's columns.
     `forced`: (n,) int64: rows at which blocks must start. If there are any, the bounds end no block.
     `row`: the first row.
+    `cut`: of `cut_kernel`; without it NumPy cuts, which needs a resident B.
     """
 
     def __init__(
@@ -190,6 +157,7 @@ class BlockCutter:
         b_chunks: int,
         forced: Int64Array,
         row: int = 0,
+        cut: Callable[..., int] | None = None,
     ) -> None:
         rows_per_chunk = max(1, -(-len(b_lengths) // max(b_chunks, 1)))
         chunk_stamps = np.zeros(len(b_lengths) // rows_per_chunk + 1, np.uint32)
@@ -197,17 +165,127 @@ class BlockCutter:
         self._costs, self._expected, self._forced, self._row = costs, expected, forced, row
         self._position = Position(np.zeros(1, BLOCK_RECORD), np.array([FIRST_STAMP, 0]))
         self._position.block["start"] = row
+        self._cut = cut
+        self._columns = np.array([len(b_lengths), -1])  # least and greatest of the current block, if NumPy cuts
 
     def feed(self, offsets: Int64Array, columns: ValueArray) -> BlockTable:
         """Add the next rows; return the blocks that they close."""
-        out = np.empty(len(offsets), BLOCK_RECORD)
         rows = RowsOfA(offsets, columns, self._row)
-        closed = cut(rows, self._b, self._expected, self._costs, self._forced, self._position, out)
         self._row += len(offsets) - 1
+        if self._cut is None:
+            return self._cut_by_numpy(rows)
+        out = np.empty(len(offsets), BLOCK_RECORD)
+        closed = self._cut(rows, self._b, self._expected, self._costs, self._forced, self._position, out)
         return out[:closed].copy()  # a view would keep all of `out` in memory
 
     def close(self) -> BlockTable:
         """Return the last block; none if there were no rows."""
+        if self._columns[1] >= 0:
+            self._count_rows_of_b()
         last = self._position.block.copy()
         last["stop"] = self._row
         return last[: int(self._row > last["start"][0])]
+
+    def _cut_by_numpy(self, a: RowsOfA) -> BlockTable:
+        """Add the next rows as `cut_kernel` does; return the blocks that they close."""
+        sums, block, first = RowSums.of(a, self._b.lengths, self._expected, self._costs), self._position.block, 0
+        starts, closed = a.offsets - a.offsets[0], [block[:0]]
+        while True:
+            end = self._first_of_next(sums, first, a.first)
+            sums.add_to(block, first, end)
+            needed = a.columns[starts[first] : starts[end]]
+            if len(needed):
+                self._b.stamps[needed] = self._position.counts[0]
+                low, high = self._columns
+                self._columns[:] = min(low, needed.min()), max(high, needed.max())
+            if end == len(starts) - 1:
+                return np.concatenate(closed)
+            self._count_rows_of_b()
+            block["stop"] = a.first + end
+            closed.append(block.copy())
+            block[:] = 0
+            block["start"] = a.first + end
+            self._position.counts[0] += 1
+            self._columns[:] = len(self._b.lengths), -1
+            first = end
+
+    def _first_of_next(self, sums: RowSums, first: int, row: int) -> int:
+        """Return the first row of `sums` that begins the next block, from `first` on; their number if none does.
+
+        `row`: number of the first row of `sums`.
+        """
+        block, costs, count = self._position.block[0], self._costs, len(sums.bound)
+        if len(self._forced):
+            behind = int(self._position.counts[1])
+            if behind == len(self._forced) or self._forced[behind] >= row + count:
+                return count
+            self._position.counts[1] += 1
+            return int(self._forced[behind]) - row
+        least = max(first, int(block["start"]) + 1 - row)  # a block has one row at least
+        products = costs.max_products - int(block["products"]) + sums.products[first]
+        end = int(np.searchsorted(sums.products, products, "right")) - 1
+        fixed = sums.a_bytes + costs.c_row * np.arange(row, row + count + 1)  # of A, and of C's rows
+        room = costs.budget - int(block["a_bytes"]) + sums.a_bytes[first] + costs.c_row * int(block["start"])
+        entries = int(block["nnz"]) - sums.nnz[first] + sums.nnz
+        end = min(end, int(np.searchsorted(fixed + costs.c_entry * entries, room, "right")) - 1, count)
+        longest = np.maximum.accumulate(np.maximum(sums.bound[first:end], int(block["longest"])))
+        whole = fixed[first + 1 : end + 1] + costs.c_entry * np.minimum(longest, costs.top_n)
+        return min(max(least, min(end, first + int(np.searchsorted(whole, room, "right")))), count)
+
+    def _count_rows_of_b(self) -> None:
+        """Count the rows and Zarr chunks of B that the current block needs."""
+        low, high = self._columns.tolist()
+        needed = low + np.flatnonzero(self._b.stamps[low : high + 1] == self._position.counts[0])
+        lengths, block = self._b.lengths[needed], self._position.block
+        block["b_bytes"] = int(lengths.sum(dtype=np.int64)) * self._costs.b_entry + len(needed) * self._costs.b_row
+        block["b_chunks"] = len(np.unique(needed // self._b.rows_per_chunk))
+
+
+class RowSums(NamedTuple):
+    """Sums over the rows before each of some consecutive rows, (rows + 1,) int64, and a bound for each row."""
+
+    products: Int64Array
+    nnz: Int64Array
+    a_bytes: Int64Array
+    uncut_nnz: Int64Array
+    bound: Int64Array  # (rows,) int64: entries that a row of C may have
+
+    @staticmethod
+    def of(a: RowsOfA, lengths: Lengths, expected: ExpectedRows, costs: BlockCosts) -> RowSums:
+        """Count rows of A, as `cut_kernel` does one by one."""
+        offsets = a.offsets - a.offsets[0]
+        rows = np.arange(a.first, a.first + len(offsets) - 1)
+        products = np.diff(_sums(lengths[a.columns])[offsets])
+        most = np.maximum(costs.ncols - rows, 0) if costs.upper else costs.ncols
+        bound = np.minimum(products, most)
+        ratio = expected.ratio[np.log2(np.maximum(products, 1)).astype(np.int64)]
+        nnz = np.where(products, np.minimum((products * ratio).astype(np.int64) + 1, products), 0)
+        nnz = np.minimum(nnz, costs.ncols)
+        a_bytes = np.diff(offsets) * costs.a_entry + 16
+        if len(expected.mask_lengths):
+            masked = expected.mask_lengths[rows].astype(np.int64)
+            left = masked if costs.inside else costs.ncols - masked
+            nnz, bound = np.minimum(nnz, left), np.maximum(np.minimum(bound, left), 0)
+            a_bytes += masked * costs.mask_entry + 8
+        shares = expected.share[:, rows * expected.share.shape[1] // max(costs.nrows, 1)]
+        made, uncut = np.ceil(shares * (products, nnz)).astype(np.int64)
+        return RowSums(_sums(made), _sums(np.minimum(uncut, costs.top_n)), _sums(a_bytes), _sums(uncut), bound)
+
+    def add_to(self, block: BlockTable, first: int, end: int) -> None:
+        """Add rows ``[first:end)`` to the one block of a table."""
+        for name in ("products", "nnz", "a_bytes", "uncut_nnz"):
+            sums = getattr(self, name)
+            block[name] += sums[end] - sums[first]
+        block["longest"] = max(block["longest"][0], self.bound[first:end].max(initial=0))
+
+
+def _sums(values: npt.NDArray[Any]) -> Int64Array:
+    """Return the sums of the values before each, and of all."""
+    out = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, dtype=np.int64, out=out[1:])
+    return out
+
+
+def cuts_in_numpy(costs: BlockCosts, entries: int) -> bool:
+    """Whether NumPy cuts the rows of an A of so many entries sooner than it takes to load Numba."""
+    return costs.b_resident and entries <= MANY_ENTRIES and KERNELS not in sys.modules

@@ -20,7 +20,6 @@ from spdist.foundation.units import format_bytes
 from spdist.matrices.checks import check_canonical, check_product_shapes
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, blocksize, result_dtype
-from spdist.scheduler.planner.block_table import BlockRecord, BlockTable, block_table
 from spdist.scheduler.planner.candidates import (
     Assembler,
     predicted_seconds,
@@ -29,6 +28,7 @@ from spdist.scheduler.planner.candidates import (
     with_more_in_flight,
     with_own_rows_of_b,
 )
+from spdist.scheduler.planner.cut_rows import BlockCosts, BlockRecord, BlockTable, block_table
 from spdist.scheduler.planner.estimate import NO_COMPRESSION, Estimate, RowLimits, Survey, row_limits
 from spdist.scheduler.planner.plan import Block, Plan, even_bounds
 from spdist.scheduler.planner.remote_readers import RemoteReaders
@@ -306,8 +306,6 @@ class PlanSearch:
             return CutResult(one)
         else:
             forced = np.empty(0, np.int64)
-        from spdist.scheduler.planner.cut_rows import BlockCosts  # loads Numba
-
         if division.b_resident and request.writes_c and request.on_gpu:
             budget = min(budget, memory.tuning.blocks.gpu_bytes)
         limits = memory.row_limits

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,16 +19,20 @@ from spdist.errors import SpdistError
 from spdist.foundation.cpus import count_cpus
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
-from spdist.scheduler.planner.block_table import BlockTable, block_table
+from spdist.scheduler.planner.cut_rows import (
+    BlockCosts,
+    BlockCutter,
+    BlockTable,
+    ExpectedRows,
+    block_table,
+    cuts_in_numpy,
+)
 from spdist.scheduler.planner.estimate import Estimate
 from spdist.scheduler.planner.remote_readers import RemoteReaders, raise_first_error, results_or_errors
 from spdist.scheduler.planner.stored_rows import Lengths, check_rows, mask_lengths, row_lengths
 from spdist.scheduler.planner.tuning import ScanTuning
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import Diagonal
-
-if TYPE_CHECKING:
-    from spdist.scheduler.planner.cut_rows import BlockCosts, BlockCutter
 
 
 class ColumnReader:
@@ -118,13 +122,16 @@ def scan_parts(
     `known`: (b_lengths, mask_lengths), optional: row lengths of B and of the mask; read here if they are not given.
     Returns of each range the blocks, or an error; see `results_or_errors`.
     """
-    from spdist.scheduler.planner.cut_rows import BlockCutter, ExpectedRows
-
     b_lengths, masked = known or (row_lengths(task.b), mask_lengths(task.mask))
     expected = ExpectedRows(task.estimate.ratio, task.estimate.share, masked)
+    cut: Callable[..., int] | None = None
+    if not cuts_in_numpy(task.costs, task.a.nnz):
+        from spdist.scheduler.planner import cut_kernel  # loads Numba
+
+        cut = cut_kernel.cut
 
     def scan(part: tuple[int, int]) -> BlockTable:
-        cutter = BlockCutter(task.costs, expected, b_lengths, task.b.indices.nchunks, task.forced, part[0])
+        cutter = BlockCutter(task.costs, expected, b_lengths, task.b.indices.nchunks, task.forced, part[0], cut)
         return scan_rows(task, cutter, *part)
 
     return results_or_errors(scan, parts, min(threads, task.tuning.stamp_bytes // (4 * max(task.a.ncols, 1))))

@@ -13,7 +13,7 @@ import numpy as np
 from spdist.kernels.cpu.workspace import fused_workspace
 from spdist.kernels.engine import Workload, find_engine
 from spdist.matrices.dtypes import Int64Array, index_dtype
-from spdist.scheduler.planner.block_table import BlockTable
+from spdist.scheduler.planner.cut_rows import BlockTable
 from spdist.scheduler.planner.estimate import Estimate, RowLimits
 from spdist.scheduler.planner.memory import block_budget
 from spdist.scheduler.planner.plan import PlannedOperand

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -35,25 +35,15 @@ class ChunkCodec(NamedTuple):
         """Bytes of a decoded Zarr chunk."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def decode(self, raw: bytes) -> ValueArray:
-        """Return the numbers in the bytes of a Zarr chunk.
-
-        Raises `ValueError` if the bytes are truncated or altered; says how.
-        """
-        found = np.empty(math.prod(self.shape), self.dtype)
-        self.decode_into(raw, found)
-        return found.reshape(self.shape)
-
     def decode_into(self, raw: bytes, out: ValueArray) -> None:
         """Decode the bytes of a Zarr chunk.
 
         `out`: (n,) array of `dtype`: gets the numbers; contiguous.
+        Raises `ValueError` if the bytes are truncated or altered; says how.
         """
         stored = np.frombuffer(raw, np.uint8)
         body = stored[:-CHECKSUM_BYTES]
-        checksum = int.from_bytes(stored[-CHECKSUM_BYTES:].tobytes(), "little")
-        if len(stored) < CHECKSUM_BYTES or google_crc32c.value(body) != checksum:
-            raise ValueError("its checksum is not that of its bytes")
+        _check(body, stored[-CHECKSUM_BYTES:].tobytes())
         if not self.packed:
             if len(body) != out.nbytes:
                 raise ValueError(f"it has {len(body):,} bytes, not {out.nbytes:,}")
@@ -65,8 +55,31 @@ class ChunkCodec(NamedTuple):
             raise ValueError(f"it decodes to {size:,} bytes, not {out.nbytes:,}")
         decompress(body, out)
 
+    def read_into(self, file: BinaryIO, out: ValueArray) -> int:
+        """Decode the Zarr chunk in a file, without a copy if it is not packed; return its checksum.
+
+        `file`: not buffered.
+        `out`: as of `decode_into`; for errors see there.
+        """
+        if self.packed:
+            raw = file.read()
+            self.decode_into(raw, out)
+            return int.from_bytes(raw[-CHECKSUM_BYTES:], "little")
+        body = out.view(np.uint8)
+        left = memoryview(body.data)
+        while left and (count := file.readinto(left)):  # type: ignore[attr-defined]
+            left = left[count:]
+        end = file.read(CHECKSUM_BYTES + 1)
+        if left or len(end) != CHECKSUM_BYTES:
+            raise ValueError(f"it has not {out.nbytes + CHECKSUM_BYTES:,} bytes")
+        return _check(body, end)
+
     def encode(self, values: ValueArray) -> npt.NDArray[np.uint8]:
         """Return the bytes of a Zarr chunk, the same that Zarr's codecs make."""
+        return np.concatenate(self.encoded_parts(values))
+
+    def encoded_parts(self, values: ValueArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Return the bytes of a Zarr chunk up to its checksum, and the checksum; without a copy if it is not packed."""
         numbers = np.ascontiguousarray(values, self.dtype.newbyteorder("<")).reshape(-1)
         body = numbers.view(np.uint8)
         if self.packed:
@@ -74,11 +87,15 @@ class ChunkCodec(NamedTuple):
 
             packed = compress(numbers, COMPRESSOR.encode(), LEVEL, SHUFFLE, 0, self.dtype.itemsize)
             body = np.frombuffer(packed, np.uint8)
-        whole = np.empty(len(body) + CHECKSUM_BYTES, np.uint8)
-        whole[:-CHECKSUM_BYTES] = body
-        checksum = int(google_crc32c.value(whole[:-CHECKSUM_BYTES]))
-        whole[-CHECKSUM_BYTES:] = np.frombuffer(checksum.to_bytes(CHECKSUM_BYTES, "little"), np.uint8)
-        return whole
+        checksum = int(google_crc32c.value(body))
+        return body, np.frombuffer(checksum.to_bytes(CHECKSUM_BYTES, "little"), np.uint8)
+
+
+def _check(body: npt.NDArray[np.uint8], end: bytes) -> int:
+    """Return the checksum at the end of a Zarr chunk; raise ValueError if it is not that of the bytes before it."""
+    if len(end) < CHECKSUM_BYTES or google_crc32c.value(body) != (checksum := int.from_bytes(end, "little")):
+        raise ValueError("its checksum is not that of its bytes")
+    return checksum
 
 
 def array_document(dtype: np.dtype[Any], shape: tuple[int, ...], chunk: int, *, packed: bool) -> dict[str, Any]:

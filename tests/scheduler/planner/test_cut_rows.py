@@ -1,4 +1,4 @@
-"""The compiled cut against a slow twin in Python."""
+"""The compiled cut, and that of NumPy, against a slow twin in Python."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ import math
 import numpy as np
 import pytest
 
-from spdist.scheduler.planner.block_table import BlockRecord, block_records, joined_records
-from spdist.scheduler.planner.cut_rows import BlockCosts, BlockCutter, ExpectedRows
+from spdist.scheduler.planner.cut_kernel import cut
+from spdist.scheduler.planner.cut_rows import (
+    BlockCosts,
+    BlockCutter,
+    BlockRecord,
+    ExpectedRows,
+    block_records,
+    joined_records,
+)
 from tests.conftest import random_matrix
 
 
@@ -50,8 +57,9 @@ def slow_cut(a, b_lengths, rows_per_chunk, costs, expected, forced):
     return [*blocks, record(a.shape[0])]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_blocks_are_those_of_a_slow_twin(seed):
+@pytest.mark.parametrize("in_numpy", [False, True])
+@pytest.mark.parametrize("seed", range(24))
+def test_blocks_are_those_of_a_slow_twin(seed, in_numpy):
     """Fed in pieces of any length: bounds by bytes and by products, forced starts, masks, top-n and triangles."""
     rng = np.random.default_rng(seed)
     a, n = random_matrix(300, 200, 6, seed), 200
@@ -63,9 +71,9 @@ def test_blocks_are_those_of_a_slow_twin(seed):
     forced = np.array([17, 90, 91, 250]) if seed % 5 == 4 else np.empty(0, np.int64)
     budget, products = int(rng.integers(2_000, 40_000)), int(rng.integers(500, 5_000))
     top_n = int(rng.integers(1, 60))
-    costs = BlockCosts(24, 12, 24, 12, 8, 300, 80, budget, products, 4, bool(seed % 2), top_n, bool(seed % 7 == 0),
-                  bool(seed % 6 == 3))  # fmt: skip
-    cutter, found = BlockCutter(costs, expected, b_lengths, 9, forced), []
+    resident, upper = in_numpy or seed % 7 == 0, seed % 6 == 3
+    costs = BlockCosts(24, 12, 24, 12, 8, 300, 80, budget, products, 4, bool(seed % 2), top_n, resident, upper)
+    cutter, found = BlockCutter(costs, expected, b_lengths, 9, forced, cut=None if in_numpy else cut), []
     bounds = np.unique([0, *rng.integers(0, 300, 5), 300]).tolist()
     for low, high in itertools.pairwise(bounds):
         offsets = a.indptr[low : high + 1].astype(np.int64)

@@ -14,8 +14,8 @@ import spdist
 from spdist.errors import MemoryBoundError
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.operands.of_block import renumber
-from spdist.scheduler.planner.block_table import BlockRecord, block_table
 from spdist.scheduler.planner.candidates import join_blocks
+from spdist.scheduler.planner.cut_rows import BlockRecord, block_table
 from spdist.scheduler.planner.estimate import NO_COMPRESSION, row_limits
 from spdist.scheduler.planner.memory import block_budget
 from spdist.scheduler.planner.planner import DEFAULT_TUNING, make_plan
