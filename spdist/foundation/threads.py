@@ -27,10 +27,11 @@ def thread_pool(count: int, task: str) -> ThreadPoolExecutor:
     `count`: number of threads.
     `task`: name of the task; threads are called ``spdist-<task>``.
     """
-    return ThreadPoolExecutor(count, f"spdist-{task}", _lower_priority)
+    return ThreadPoolExecutor(count, f"spdist-{task}", lower_priority)
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
+    """Run the calling thread, and the helpers that it asks, at low priority."""
     with contextlib.suppress(OSError):  # the process runs at a lower priority already, and may not raise it
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 

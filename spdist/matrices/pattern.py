@@ -92,12 +92,17 @@ NUMPY = PatternScan(_offsets_rise, _columns, 1 << 16)
 """Parts stay in the caches for some passes of NumPy."""
 
 
+def is_worth_compiled(entries: int) -> bool:
+    """Whether compiled code looks at so many entries sooner than NumPy, with the time to load it if it is not there."""
+    return entries > MANY_ENTRIES or (entries > FEW_ENTRIES and KERNELS in sys.modules)
+
+
 def choose_scan(length: int) -> PatternScan:
     """Return the scan that takes the least time.
 
     `length`: offsets or columns, whichever are more.
     """
-    if length > MANY_ENTRIES or (length > FEW_ENTRIES and KERNELS in sys.modules):
+    if is_worth_compiled(length):
         compiled: PatternScan = late_bindings.load("compiled_scan")()
         return compiled
     return NUMPY

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
@@ -218,11 +218,12 @@ class ChunkedArray:
             parent.mkdir(parents=True, exist_ok=True)
 
         def write(n: int) -> None:
-            with (folder / self.key(n)).open("wb", buffering=0) as file:
-                for part in codec.encoded_parts(numbers[(n - k) * self.chunk : (n - k + 1) * self.chunk]):
-                    left = memoryview(part.data)
-                    while left:
-                        left = left[file.write(left) :]
+            parts = codec.encoded_parts(numbers[(n - k) * self.chunk : (n - k + 1) * self.chunk])
+            descriptor = os.open(f"{folder}/{self.key(n)}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                _write_all(descriptor, [part.data for part in parts])
+            finally:
+                os.close(descriptor)
 
         _for_each_chunk(chunks, write)
 
@@ -307,6 +308,36 @@ def load_codecs() -> None:
     import numcodecs.blosc  # noqa: F401
 
 
+def _write_all(descriptor: int, parts: list[memoryview]) -> None:
+    """Write all parts to a file, one after the other, though the system may take less at a time."""
+    while parts:
+        written = os.writev(descriptor, parts)
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][written:]
+
+
+class _Threads:
+    """How many threads read and write Zarr chunks: no more than there are cores, and one for each call."""
+
+    lock: ClassVar = threading.Lock()
+    busy: ClassVar = 0
+
+    @classmethod
+    @contextmanager
+    def at_most(cls, count: int) -> Iterator[int]:
+        """Yield how many threads may be busy during a ``with`` block, at most `count`."""
+        with cls.lock:
+            taken = max(1, min(count, count_cpus() - cls.busy))
+            cls.busy += taken
+        try:
+            yield taken
+        finally:
+            with cls.lock:
+                cls.busy -= taken
+
+
 def _for_each_chunk(chunks: range, work: Callable[[int], None]) -> None:
     """Call a function for the number of each Zarr chunk, in threads; raise the first error."""
     waiting = iter(chunks)
@@ -315,7 +346,8 @@ def _for_each_chunk(chunks: range, work: Callable[[int], None]) -> None:
         for k in waiting:
             work(k)
 
-    run_in_threads(min(count_cpus(), len(chunks)), take)
+    with _Threads.at_most(len(chunks)) as count:
+        run_in_threads(count, take)
 
 
 def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -163,44 +163,6 @@ def cut(
 
 
 @compiled
-def longest_row(indptr: IndexArray) -> Any:
-    """Return the entries of the longest row; 0 if there are no rows."""
-    most = np.int64(0)
-    for row in range(np.uintp(len(indptr) - 1)):
-        most = max(most, np.int64(indptr[row + np.uintp(1)]) - np.int64(indptr[row]))
-    return most
-
-
-@compiled
-def first_bad_row(indptr: IndexArray, start: Integer, stop: Integer, nnz: Integer) -> Any:
-    """Return the first of rows [start, stop) whose offsets fall or exceed `nnz`; -1 if all are sound."""
-    for row in range(np.uintp(start), np.uintp(stop)):
-        last = indptr[row + np.uintp(1)]
-        if last < indptr[row] or last > nnz:
-            return np.int64(row)
-    return np.int64(-1)
-
-
-@compiled
-def copy_offsets(indptr: IndexArray, start: Integer, offsets: IndexArray) -> None:
-    """Copy the offsets of rows from `start` on, counted from the first row's offset."""
-    first = np.uintp(start)
-    for row in range(np.uintp(len(offsets))):
-        offsets[row] = indptr[first + row] - indptr[first]
-
-
-@compiled
-def copy_columns(source: IndexArray, low: Integer, columns: IndexArray) -> Any:
-    """Copy columns of entries of A, one at least, less `low`; return the least and the greatest column read."""
-    least = greatest = source[0]
-    for at in range(np.uintp(len(source))):
-        k = source[at]
-        least, greatest = min(least, k), max(greatest, k)
-        columns[at] = k - low
-    return least, greatest
-
-
-@compiled
 def send_rows(
     a: CsrArrays, counted: Counted, table: npt.NDArray[np.uint8], start: Integer, stop: Integer, out: BlockOfA
 ) -> None:

@@ -18,7 +18,8 @@ from spdist.foundation import threads
 from spdist.foundation.cpus import count_cpus
 from spdist.kernels.streaming.layout import DeviceDtypes, StagedBlock, lay_out
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import INT32_MAX, Int64Array
+from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array
+from spdist.matrices.pattern import is_worth_compiled
 
 # -- ratios of earlier blocks ------------------------------------------------------------------------------------------
 
@@ -96,6 +97,8 @@ class CountTuning:
 
 
 COUNT_TUNING = CountTuning()
+PART = 1 << 16
+"""Rows that are looked at at once."""
 
 
 class CountedProducts:
@@ -106,8 +109,6 @@ class CountedProducts:
     """
 
     def __init__(self, a: CSR, b: CSR, tuning: CountTuning = COUNT_TUNING, rows: Int64Array | None = None) -> None:
-        from spdist.kernels.hyspmm.prepare import count_products
-
         self.before = np.zeros(a.nrows + 1, np.int64)
         self._ncols, self._row_numbers, left = a.ncols, rows, (a.indptr, a.indices)
         # The first tasks are small: the first block waits for them.
@@ -115,10 +116,11 @@ class CountedProducts:
         ends = np.cumsum(np.minimum(doubling, tuning.task_entries))
         cuts = np.searchsorted(a.indptr, ends[ends < a.nnz].astype(np.int64))
         starts = np.unique(np.concatenate([[0], cuts, [a.nrows]]))
-        count = max(1, int(tuning.threads_per_core * count_cpus()))
-        submit = threads.thread_pool(count, "count").submit if a.nnz > tuning.caller_entries else threads.run_now
+        number = max(1, int(tuning.threads_per_core * count_cpus()))
+        count = _count_compiled if is_worth_compiled(a.nnz) else _count
+        submit = threads.thread_pool(number, "count").submit if a.nnz > tuning.caller_entries else threads.run_now
         self._tasks = collections.deque(
-            (start, stop, submit(count_products, left, b.indptr, start, stop, 0, 0, self.before))
+            (start, stop, submit(count, left, b.indptr, start, stop, self.before))
             for start, stop in itertools.pairwise(starts.tolist())
         )
         self._counted_rows = 0
@@ -140,7 +142,7 @@ class CountedProducts:
     def _finish_task(self) -> None:
         """Wait for the next task and add its counts."""
         start, stop, future = self._tasks.popleft()
-        total, _, bad = future.result()
+        total, bad = future.result()
         if total < 0:
             raise bad_row_error(bad if self._row_numbers is None else int(self._row_numbers[bad]), self._ncols)
         self.before[start + 1 : stop + 1] += self.before[start]
@@ -200,12 +202,49 @@ class ExpectedProducts:
 
     def upper_bound(self, start: int) -> int:
         """Return the most products that the rows from `start` on can have."""
-        from spdist.kernels.hyspmm.prepare import longest_row
-
-        return int(self._indptr[-1] - self._indptr[start]) * int(longest_row(self._b_indptr))
+        return int(self._indptr[-1] - self._indptr[start]) * _longest_row(self._b_indptr)
 
     def cancel(self) -> None:
         """Do nothing: no thread is running."""
+
+
+def _count(
+    a: tuple[IndexArray, IndexArray], b_indptr: Int64Array, start: int, stop: int, ends: Int64Array
+) -> tuple[int, int]:
+    """Count the products of rows [start, stop) of A, given by offsets and columns, summed up in ``ends[row + 1]``.
+
+    Returns the sum of the products, and 0; or -1 and a row whose offsets or columns are out of range.
+    """
+    offsets = a[0][start : stop + 1].astype(np.int64)
+    wrong = (np.diff(offsets) < 0) | (offsets[1:] > len(a[1]))
+    if wrong.any():
+        return -1, start + int(np.argmax(wrong))
+    columns, sums = a[1][offsets[0] : offsets[-1]], np.zeros(offsets[-1] - offsets[0] + 1, np.int64)
+    wrong = (columns < 0) | (columns >= len(b_indptr) - 1)
+    if not wrong.any():
+        lengths = b_indptr[columns + 1] - b_indptr[columns]
+        wrong = lengths < 0
+    if wrong.any():
+        return -1, start + int(np.searchsorted(offsets, offsets[0] + np.argmax(wrong), side="right")) - 1
+    np.cumsum(lengths, out=sums[1:])
+    ends[start + 1 : stop + 1] = sums[offsets[1:] - offsets[0]]
+    return int(sums[-1]), 0
+
+
+def _count_compiled(
+    a: tuple[IndexArray, IndexArray], b_indptr: Int64Array, start: int, stop: int, ends: Int64Array
+) -> tuple[int, int]:
+    """Count as `_count`."""
+    from spdist.kernels.hyspmm.prepare import count_products  # loads Numba
+
+    total, _, bad = count_products(a, b_indptr, start, stop, 0, 0, ends)
+    return total, bad
+
+
+def _longest_row(indptr: Int64Array) -> int:
+    """Return the entries of the longest row; 0 if there are no rows. Parts stay in the caches."""
+    parts = (indptr[first : first + PART + 1] for first in range(0, len(indptr) - 1, PART))
+    return max((int(np.diff(part).max()) for part in parts), default=0)
 
 
 def _middle(before: Int64Array, start: int, stop: int) -> int:

@@ -83,9 +83,8 @@ class MatrixCopier:
 
     def _copy_offsets(self, start: int, offsets: npt.NDArray[Any]) -> None:
         """Copy the offsets of rows from `start` on, less the first of them."""
-        from spdist.kernels.hyspmm.prepare import copy_offsets
-
-        copy_offsets(self.matrix.indptr, start, offsets)
+        indptr = self.matrix.indptr[start : start + len(offsets)]
+        np.subtract(indptr, indptr[:1], out=offsets, casting="unsafe")
 
 
 class _Window(NamedTuple):
@@ -192,11 +191,8 @@ class WindowPreparer:
 
     def _copy_columns(self, first: int, last: int, low: int, columns: npt.NDArray[Any]) -> None:
         """Copy the columns of entries of A, counted from row `low` of B."""
-        from spdist.kernels.hyspmm.prepare import copy_columns
-
-        source = self.a.indices[first:last]
-        if len(source):
-            self._check_range(first, source, *copy_columns(source, source.dtype.type(low), columns))
+        self._check_columns(first, last)
+        np.subtract(self.a.indices[first:last], low, out=columns, casting="unsafe")
 
     def _check_columns(self, first: int, last: int) -> None:
         """Check the columns of entries of A; the error names the first that is out of range."""
@@ -214,11 +210,10 @@ class WindowPreparer:
 
     def check_offsets(self, start: int, stop: int) -> None:
         """Raise `MatrixError` with the first of A's rows [start, stop) whose offsets are out of range."""
-        from spdist.kernels.hyspmm.prepare import first_bad_row
-
-        bad = first_bad_row(self.a.indptr, start, stop, self.a.nnz)
-        if bad >= 0:
-            raise bad_row_error(bad, self.a.ncols)
+        ends = self.a.indptr[start : stop + 1]
+        bad = (ends[1:] < ends[:-1]) | (ends[1:] > self.a.nnz)
+        if bad.any():
+            raise bad_row_error(start + int(np.argmax(bad)), self.a.ncols)
 
 
 def timed(prepare: Callable[[float], StagedBlock]) -> StagedBlock:

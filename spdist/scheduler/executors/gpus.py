@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from spdist.foundation import phases
+from spdist.foundation.threads import lower_priority
 from spdist.scheduler.dashboard.messages import Message
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.executor import RunCosts
@@ -31,13 +32,17 @@ WRITERS = 4
 
 
 class GpuWorker:
-    """The state of a job on one GPU, and the threads that read, multiply and write its blocks."""
+    """The state of a job on one GPU, and the threads that read, multiply and write its blocks.
+
+    The thread that keeps the GPU busy must get a core at once: the others run at low priority.
+    """
 
     def __init__(self, job: JobSpec, gpu: int, gpus: int) -> None:
         self.context = WorkerContext(job, gpu, gpus)
-        self._readers, self._multiplier, self._writer = (
-            ThreadPoolExecutor(threads, f"spdist-{task}-{gpu}")
-            for threads, task in ((READERS, "read"), (1, "multiply"), (WRITERS, "commit"))
+        self._multiplier = ThreadPoolExecutor(1, f"spdist-multiply-{gpu}")
+        self._readers, self._writer = (
+            ThreadPoolExecutor(threads, f"spdist-{task}-{gpu}", lower_priority)
+            for threads, task in ((READERS, "read"), (WRITERS, "commit"))
         )
 
     def submit(self, stage: str, arguments: tuple[Any, ...], after: Sequence[Future[Any]]) -> Future[Any]:

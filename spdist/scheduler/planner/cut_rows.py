@@ -6,7 +6,6 @@ blocks are the same.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.matrices.dtypes import Int64Array, ValueArray
-from spdist.matrices.pattern import KERNELS, MANY_ENTRIES
 from spdist.scheduler.planner.stored_rows import Lengths
 
 FIRST_STAMP = 1
@@ -284,8 +282,3 @@ def _sums(values: npt.NDArray[Any]) -> Int64Array:
     out = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, dtype=np.int64, out=out[1:])
     return out
-
-
-def cuts_in_numpy(costs: BlockCosts, entries: int) -> bool:
-    """Whether NumPy cuts the rows of an A of so many entries sooner than it takes to load Numba."""
-    return costs.b_resident and entries <= MANY_ENTRIES and KERNELS not in sys.modules

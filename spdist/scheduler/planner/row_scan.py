@@ -19,13 +19,13 @@ from spdist.errors import SpdistError
 from spdist.foundation.cpus import count_cpus
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray, index_dtype
+from spdist.matrices.pattern import is_worth_compiled
 from spdist.scheduler.planner.cut_rows import (
     BlockCosts,
     BlockCutter,
     BlockTable,
     ExpectedRows,
     block_table,
-    cuts_in_numpy,
 )
 from spdist.scheduler.planner.estimate import Estimate
 from spdist.scheduler.planner.remote_readers import RemoteReaders, raise_first_error, results_or_errors
@@ -125,7 +125,7 @@ def scan_parts(
     b_lengths, masked = known or (row_lengths(task.b), mask_lengths(task.mask))
     expected = ExpectedRows(task.estimate.ratio, task.estimate.share, masked)
     cut: Callable[..., int] | None = None
-    if not cuts_in_numpy(task.costs, task.a.nnz):
+    if not task.costs.b_resident or is_worth_compiled(task.a.nnz):
         from spdist.scheduler.planner import cut_kernel  # loads Numba
 
         cut = cut_kernel.cut
