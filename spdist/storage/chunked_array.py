@@ -1,8 +1,8 @@
 """Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
 
-Zarr chunks as spdist writes them are read and written without Zarr, which takes long to load: in files by threads, in
-an object store by obstore (`direct`). Other local arrays are decoded by zarrs, which is written in Rust and several
-times faster than Zarr's own pipeline.
+A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline; one in an
+object store by obstore. Until Zarr is loaded, which takes long, Zarr chunks as spdist writes them are read and written
+without it (`direct`), and always where they are few.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,9 @@ Measured: 64k to 256k elements read and write fastest through zarrs; 1M elements
 
 GLANCE = 64
 """Elements at the start of a Zarr chunk that are tested for zero first, before all of it."""
+
+FEW = 8
+"""Zarr chunks up to which they are read or written without zarrs: its first call takes longer than they do."""
 
 PROBE_BYTES = 1 << 20
 """Bytes of values that `compresses` compresses to decide."""
@@ -126,7 +130,7 @@ class ChunkedArray:
         """Decode Zarr chunks ``[k0:k1)``, into `out` if it is given, and return their elements."""
         if k1 > self.nchunks:
             raise self.files.error(max(k0, self.nchunks), "is missing")
-        if self.table and (codec := self._direct_codec()):
+        if self.table and (codec := self._direct_codec(k1 - k0)):
             return self._decode_directly(codec, k0, k1, out)
         self._look(k0, k1)
         array, objects = _open_for_reading(self), _objects(self.url, self.metadata)
@@ -153,9 +157,10 @@ class ChunkedArray:
         self._require(k0, found, array.metadata.fill_value)
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
-    def _direct_codec(self) -> ChunkCodec | None:
-        """Return the codec to read and write Zarr chunks in files without Zarr; None to leave them to Zarr."""
-        return codec_of(self.metadata) if self.location.has_files else None
+    def _direct_codec(self, count: int) -> ChunkCodec | None:
+        """Return the codec to read and write so many Zarr chunks in files without Zarr; None to leave them to Zarr."""
+        is_quicker = self.location.has_files and (count <= FEW or not _has_zarr())
+        return codec_of(self.metadata) if is_quicker else None
 
     def _decode_directly(self, codec: ChunkCodec, k0: int, k1: int, out: ValueArray | None) -> ValueArray:
         """Decode Zarr chunks of a local array as `_decode`, without Zarr; each is compared with the array's table."""
@@ -198,7 +203,7 @@ class ChunkedArray:
         if pad:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
         numbers = values if blocksize(self.dtype) is None else values["block"]
-        if codec := self._direct_codec():
+        if codec := self._direct_codec(len(values) // self.chunk):
             self._write_directly(codec, k, numbers)
             return
         chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
@@ -304,8 +309,15 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
 
 
 def load_codecs() -> None:
-    """Load the compressor of Zarr chunks."""
-    import numcodecs.blosc  # noqa: F401
+    """Load Zarr and zarrs, which read and write many Zarr chunks quicker than threads of Python do."""
+    import zarr  # noqa: F401
+    import zarrs  # noqa: F401
+
+
+def _has_zarr() -> bool:
+    """Whether Zarr is loaded, to its end."""
+    module = sys.modules.get("zarr")
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 def _write_all(descriptor: int, parts: list[memoryview]) -> None:
@@ -339,15 +351,22 @@ class _Threads:
 
 
 def _for_each_chunk(chunks: range, work: Callable[[int], None]) -> None:
-    """Call a function for the number of each Zarr chunk, in threads; raise the first error."""
-    waiting = iter(chunks)
+    """Call a function for the number of each Zarr chunk, in threads; raise the error of the first that has one."""
+    waiting, errors = iter(chunks), dict[int, BaseException]()
 
     def take(_: int) -> None:
         for k in waiting:
-            work(k)
+            try:
+                work(k)
+            except BaseException as error:  # to the calling thread, whatever it is
+                errors[k] = error
+            if errors:
+                return
 
     with _Threads.at_most(len(chunks)) as count:
         run_in_threads(count, take)
+    if errors:
+        raise errors[min(errors)]
 
 
 def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:

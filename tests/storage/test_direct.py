@@ -37,7 +37,7 @@ def test_metadata_are_those_of_zarr(dtype, packed):
 
 def leave_to_zarr(monkeypatch):
     """Let Zarr read and write what spdist would."""
-    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda self: None)
+    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda *_: None)
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -180,7 +180,7 @@ def test_entries_are_decoded_where_they_belong(tmp_path_factory, data, dtype, ch
 
 
 def test_zarr_decodes_to_memory_that_is_given(stored, monkeypatch):
-    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda self: None)
+    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda *_: None)
     decoded, original = [], chunked_array._run
     monkeypatch.setattr(chunked_array, "_run", lambda *args: (decoded.append(original(*args)), decoded[-1])[1])
     rows = stored.rows(0, 200, np.empty)
@@ -189,7 +189,7 @@ def test_zarr_decodes_to_memory_that_is_given(stored, monkeypatch):
 
 
 def test_zarr_that_decodes_elsewhere_is_copied_from(stored, monkeypatch):
-    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda self: None)
+    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda *_: None)
     monkeypatch.setattr(chunked_array, "_into", lambda out: default_buffer_prototype())
     assert_same(stored.rows(0, 200, np.empty), random_csr(200, 100, 1500))
 
@@ -275,7 +275,7 @@ def test_an_error_of_zarrs_that_passes_ends_no_read(tmp_path, allocate, monkeypa
     stored = write(tmp_path / "a.zarr", matrix)
     failures = iter([RuntimeError("Input/output error (os error 5)")])
     run = chunked_array._run
-    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda self: None)
+    monkeypatch.setattr(chunked_array.ChunkedArray, "_direct_codec", lambda *_: None)
 
     def run_or_fail(url, coroutine):
         for failure in failures:

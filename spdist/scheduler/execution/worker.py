@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spdist.foundation.threads import begin_in_thread
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.engine import Engine, WorkerLimits, find_engine
 from spdist.kernels.product_spec import ProductSpec
@@ -23,6 +24,9 @@ from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.worker_memory import workload
 from spdist.storage.chunked_array import load_codecs
 from spdist.storage.matrix import Allocate, Held
+
+MUCH_WRITTEN = 3 << 30
+"""Bytes of C from which on they are written sooner with the time that it takes to load Zarr."""
 
 
 class PartialResult(NamedTuple):
@@ -113,9 +117,15 @@ class WorkerContext:
     def load(self, plan: Plan) -> None:
         """Load what the blocks of a plan will need, before memory is measured; nothing that they may not need."""
         job = self.job
-        if self.on_gpu or not plan.blocks:
+        if not plan.blocks:
             return
-        load_codecs()
+        writes_much = sum(block.nnz for block in plan.blocks) * plan.c.entry_bytes > MUCH_WRITTEN
+        if self.on_gpu:
+            if writes_much:
+                begin_in_thread(load_codecs)  # meanwhile, the first blocks are read and multiplied
+            return
+        if writes_much:
+            load_codecs()
         engine = self.engine.at_first(job.product.plain)
         load_cpu_kernels(*tiny_product(job), engine, merges=any(block.split for block in plan.blocks))
 

@@ -100,6 +100,7 @@ class GpuExecutor:
         job = fix_engine(draft.with_plan(plan, ""), plan)
         self._workers = {f"GPU {gpu}": GpuWorker(job, gpu, self._gpus) for gpu in range(self._gpus)}
         first, *others = (worker.context for worker in self._workers.values())
+        first.load(plan)
         if job.resident:
             for context in others:
                 context.share_b(first)
