@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import importlib
 import threading
 from collections.abc import Callable
@@ -28,7 +27,7 @@ def load_early(engine: str) -> None:
     _in_thread(lambda: importlib.import_module(chosen.module))
     if chosen.uses_gpu:
         _in_thread(_load_cupy)
-        _in_thread(_make_contexts)
+        _in_thread(_make_context)
 
 
 def _in_thread(load: Callable[[], object]) -> None:
@@ -45,15 +44,8 @@ def _load_cupy() -> None:
     import cupy  # noqa: F401
 
 
-def _make_contexts() -> None:
-    """Make the primary contexts of all GPUs, each in a thread, by the driver itself: meanwhile CuPy is loaded."""
-    driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-        for gpu in range(count.value):
-            _in_thread(functools.partial(_make_context, driver, gpu))
-
-
-def _make_context(driver: ctypes.CDLL, gpu: int) -> None:
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuDeviceGet(ctypes.byref(device), gpu) == 0:
+def _make_context() -> None:
+    """Make the primary context of the first GPU by the driver itself: meanwhile CuPy is loaded."""
+    driver, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

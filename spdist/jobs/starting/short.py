@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.executors.supervision import probe
 from spdist.scheduler.planner.plan import START_SECONDS, Plan
@@ -12,6 +14,11 @@ start."""
 GPU_SHORT_SECONDS = 10.0
 """The same for a product on all GPUs of this host: to start a worker takes longer there, and one process reads,
 multiplies and writes blocks at the same time as a worker for each GPU does."""
+
+STORED_SECONDS_PER_GPU, REDUCED_SECONDS_PER_GPU = 6.0, 0.5
+"""Predicted seconds of all stages for each of which a GPU is worth its start: if C is stored, and if it is reduced.
+
+Of 4 s of a stored product two GPUs made no less, and of 12 s a fifth less, because the host wrote C meanwhile."""
 
 
 def is_short(plan: Plan) -> bool:
@@ -31,11 +38,17 @@ def is_short(plan: Plan) -> bool:
 
 
 def count_gpus_for(plan: Plan) -> int:
-    """Return how many GPUs this process multiplies on: no more than there are blocks, and memory for; 1 without one."""
+    """Return how many GPUs this process multiplies on: those that gain time, as far as memory allows; 1 without one."""
+    return max(1, min(count_gaining_gpus(plan), room() // max(plan.projected_host_memory, 1)))
+
+
+def count_gaining_gpus(plan: Plan) -> int:
+    """Return how many GPUs make a product sooner than fewer do: the host reads the operands, and writes C, for all."""
     if not plan.on_gpu or len(plan.blocks) <= 1:
         return 1
-    fitting = room() // max(plan.projected_host_memory, 1)
-    return max(1, min(worker_process.count_gpus(), len(plan.blocks), fitting))
+    each = STORED_SECONDS_PER_GPU if plan.c.entry_bytes else REDUCED_SECONDS_PER_GPU
+    seconds = sum(plan.stage_seconds().values())
+    return max(1, min(worker_process.count_gpus(), len(plan.blocks), math.ceil(seconds / each)))
 
 
 def room() -> int:

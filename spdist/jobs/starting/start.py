@@ -13,10 +13,9 @@ from spdist.foundation.units import format_bytes
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.report import Callbacks
 from spdist.jobs.starting.prepared_run import PreparedRun
-from spdist.jobs.starting.short import count_gpus_for
+from spdist.jobs.starting.short import count_gaining_gpus, count_gpus_for
 from spdist.jobs.starting.this_process import plan_for_this_process, plan_if_short
 from spdist.options import ExecutionOptions
-from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.executor import Executor
 from spdist.scheduler.executors.gpus import GpuExecutor
 from spdist.scheduler.executors.threads import ThreadExecutor
@@ -70,9 +69,9 @@ def _say_that_it_is_not_used(address: str) -> None:
 def _executor_here(plan: Plan) -> Executor:
     """Return the threads of this process that run a plan."""
     name, gpus = uuid.uuid4().hex[:8], count_gpus_for(plan)
-    if plan.on_gpu and gpus < min(seen := worker_process.count_gpus(), len(plan.blocks)):
+    if gpus < (gaining := count_gaining_gpus(plan)):
         logger.warning(
             "%d of %d GPUs are used: the plan takes %s of this host's memory for each; lower host_limit to use all",
-            gpus, seen, format_bytes(plan.projected_host_memory),
+            gpus, gaining, format_bytes(plan.projected_host_memory),
         )  # fmt: skip
     return GpuExecutor(name, gpus) if plan.on_gpu else ThreadExecutor(name)

@@ -40,26 +40,26 @@ class GpuWorker:
     def __init__(self, job: JobSpec, gpu: int, gpus: int) -> None:
         self.context = WorkerContext(job, gpu, gpus)
         self._multiplier = ThreadPoolExecutor(1, f"spdist-multiply-{gpu}")
-        self._readers, self._writer = (
+        self._readers, self._writers, self._joiner = (
             ThreadPoolExecutor(threads, f"spdist-{task}-{gpu}", lower_priority)
-            for threads, task in ((READERS, "read"), (WRITERS, "commit"))
+            for threads, task in ((READERS, "read"), (WRITERS, "commit"), (1, "join"))
         )
 
     def submit(self, stage: str, arguments: tuple[Any, ...], after: Sequence[Future[Any]]) -> Future[Any]:
         """Queue a stage; a block's operands are read ahead, unless it has several pieces.
 
-        `after`: of a join, the commits whose fragments it takes. They were submitted before it, and writers take stages
-        in this order, so that writers never wait for each other in a circle.
+        `after`: of a join, the commits whose fragments it takes.
         """
-        if stage in ("commit", "join"):
-            return self._writer.submit(self._write, stage, arguments, after)
+        if stage == "commit":
+            return self._writers.submit(STAGES[stage], self.context, *arguments)
+        if stage == "join":  # mostly it waits, so it keeps no writer
+            return self._joiner.submit(self._join, arguments, after)
         reads_ahead = stage == "multiply" and self.context.job.pieces_of(arguments[0]) == 1
         operands = self._readers.submit(STAGES["preprocess"], self.context, arguments[0]) if reads_ahead else None
         return self._multiplier.submit(self._make, stage, arguments, operands)
 
-    def _write(self, stage: str, arguments: tuple[Any, ...], after: Sequence[Future[Any]]) -> Any:
-        fragments = [commit.result() for commit in after] if stage == "join" else []
-        return STAGES[stage](self.context, *arguments, *fragments)
+    def _join(self, arguments: tuple[Any, ...], commits: Sequence[Future[Any]]) -> Any:
+        return STAGES["join"](self.context, *arguments, *(commit.result() for commit in commits))
 
     def _make(self, stage: str, arguments: tuple[Any, ...], operands: Future[BlockOperands] | None) -> Any:
         if stage != "multiply":
@@ -71,7 +71,7 @@ class GpuWorker:
 
     def close(self) -> None:
         """Wait for the stages that run, drop the others, and release the memory."""
-        for threads in (self._readers, self._multiplier, self._writer):
+        for threads in (self._readers, self._multiplier, self._writers, self._joiner):
             threads.shutdown(cancel_futures=True)
         self.context.release()
 
