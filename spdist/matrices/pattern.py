@@ -93,7 +93,7 @@ NUMPY = PatternScan(_offsets_rise, _columns, 1 << 16)
 
 
 def is_worth_compiled(entries: int) -> bool:
-    """Whether compiled code looks at so many entries sooner than NumPy, with the time to load it if it is not there."""
+    """Whether compiled code, loaded or still to be loaded, is done with a number of entries sooner than NumPy."""
     return entries > MANY_ENTRIES or (entries > FEW_ENTRIES and KERNELS in sys.modules)
 
 

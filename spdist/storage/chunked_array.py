@@ -158,7 +158,7 @@ class ChunkedArray:
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
     def _direct_codec(self, count: int) -> ChunkCodec | None:
-        """Return the codec to read and write so many Zarr chunks in files without Zarr; None to leave them to Zarr."""
+        """Return the codec to read and write `count` Zarr chunks in files without Zarr; None to leave them to Zarr."""
         is_quicker = self.location.has_files and (count <= FEW or not _has_zarr())
         return codec_of(self.metadata) if is_quicker else None
 

@@ -92,7 +92,7 @@ class ChunkCodec(NamedTuple):
 
 
 def _check(body: npt.NDArray[np.uint8], end: bytes) -> int:
-    """Return the checksum at the end of a Zarr chunk; raise ValueError if it is not that of the bytes before it."""
+    """Return the checksum at the end of a Zarr chunk; raise ValueError if the bytes before it have another."""
     if len(end) < CHECKSUM_BYTES or google_crc32c.value(body) != (checksum := int.from_bytes(end, "little")):
         raise ValueError("its checksum is not that of its bytes")
     return checksum
