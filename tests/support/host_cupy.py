@@ -213,6 +213,7 @@ def fake_cupy() -> ModuleType:
         runtime=runtime, Stream=Stream, Event=Stream, Device=Stream, get_current_stream=Stream,
         using_allocator=lambda allocator: nullcontext(), MemoryPool=Pool,
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError), alloc=lambda size: Memory(empty(size, np.uint8)),
+        alloc_pinned_memory=bytearray,
     )  # fmt: skip
     cupy.empty, cupy.asarray = empty, filled
     cupy.ones = lambda shape, dtype=float: filled(np.ones(shape, dtype))
@@ -236,8 +237,6 @@ def fake_cupy() -> ModuleType:
 @contextmanager
 def installed(patch: Any, folder: Path) -> Any:
     """Let kernels run on the host, compiled into `folder`; `patch` is pytest's monkeypatch."""
-    cupyx: Any = ModuleType("cupyx")
-    cupyx.empty_pinned = np.zeros
     Module.folder = folder
     kept = (
         analysis.kernels_of,
@@ -250,7 +249,6 @@ def installed(patch: Any, folder: Path) -> Any:
     for one in kept:
         one.cache_clear()
     patch.setitem(__import__("sys").modules, "cupy", fake_cupy())
-    patch.setitem(__import__("sys").modules, "cupyx", cupyx)
     patch.setattr(module, "Module", Module)
     patch.setattr(hyspmm_pipeline, "pinned", pageable)
     yield
