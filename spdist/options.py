@@ -60,6 +60,11 @@ def of_edges(default: Any, help: str, metavar: str | None = None) -> Any:
     return option(default, help, metavar, group="lists of edges: .abc, .tsv, .csv, .txt, .edges, .edgelist")
 
 
+def of_keys(help: str) -> Any:
+    """Declare an option that names a file with a key."""
+    return option(None, help, "FILE.pem", group="keys for a scheduler at tls://")
+
+
 @dataclass(frozen=True)
 class EpilogueParts:
     """An epilogue on the command line and in job files."""
@@ -74,9 +79,9 @@ class EpilogueParts:
 class KeyFiles:
     """Keys for a scheduler on the command line."""
 
-    tls_ca_file: str | None = option(None, "for a scheduler at tls://: authority of its certificate", "FILE.pem")
-    tls_cert: str | None = option(None, "for a scheduler at tls://: certificate of this process", "FILE.pem")
-    tls_key: str | None = option(None, "for a scheduler at tls://: its private key", "FILE.pem")
+    tls_ca_file: str | None = of_keys("authority of the scheduler's certificate")
+    tls_cert: str | None = of_keys("certificate of this process")
+    tls_key: str | None = of_keys("its private key")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ nothing was written; 75 stopped by a signal before the end: run it again.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import logging
 import signal
@@ -80,7 +81,11 @@ def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Job:
     readers = readers_of(workflow.job)
     for key in content:
         if key not in readers:
-            raise JobError(f"unknown key {key!r}; the keys are {', '.join(readers)}")
+            near = difflib.get_close_matches(str(key), readers, 1)
+            needed = required(workflow.job)
+            others = ", ".join(name for name in readers if name not in needed)
+            known = f"a job needs {', '.join(needed)}, and may have {others}"
+            raise JobError(f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else known))
     for key in required(workflow.job):
         if content.get(key) is None:
             raise JobError(f"{key} is missing; add a line `{key}: PATH`")

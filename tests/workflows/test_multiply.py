@@ -162,7 +162,8 @@ def test_example_names_every_key(workflow, tmp_path, monkeypatch):
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 BAD = {
-    "unknown key": ({**GOOD, "memory": "2GiB"}, r"unknown key 'memory'; the keys are a, b, out"),
+    "unknown key": ({**GOOD, "memory": "2GiB"}, r"unknown key 'memory'; did you mean 'memory_limit'\?"),
+    "no key at all": ({**GOOD, "c": "C.zarr"}, r"unknown key 'c'; a job needs out, a, b, and may have grid.*"),
     "missing key": ({"a": "A.zarr", "out": "C.zarr"}, r"b is missing; add a line `b: PATH`"),
     "empty key": ("a: A.zarr\nb:\nout: C.zarr\n", r"b is missing"),
     "same key twice": ("a: A.zarr\nb: A.zarr\nout: C.zarr\na: A.zarr\n", r"key 'a' is there twice; keep one"),
