@@ -1,4 +1,4 @@
-"""Nearest neighbours of sparse rows, with the interface of scikit-learn's `KNeighborsTransformer`; exact.
+"""Nearest neighbours of sparse and of dense rows, with the interface of scikit-learn's `KNeighborsTransformer`; exact.
 
 Cosines are computed as scikit-learn computes them: rows are scaled to length 1 in their own dtype, then multiplied. Its
 brute force finds the same distances, to the last bit, of sparse rows in memory.
@@ -20,6 +20,7 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.preprocessing import normalize
 from sklearn.utils.validation import check_is_fitted, validate_data
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from spdist.api import products as api
 from spdist.applications.similarity import METRICS
@@ -44,11 +45,12 @@ DENSE_ENTRIES = 1 << 24
 
 
 class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Find the nearest neighbours of sparse rows by cosine similarity or inner product.
+    """Find the nearest neighbours of rows by cosine similarity or inner product; of dense rows by distance, too.
 
     The similarities of all pairs are computed block by block and cut to the largest of each row at once; the matrix of
-    all of them is never whole. It stands in for `sklearn.neighbors.KNeighborsTransformer`, for instance before a
-    classifier with ``metric="precomputed"``, and in ``scanpy.pp.neighbors(transformer=...)``.
+    all of them is never whole. Dense arrays, for instance principal components, are searched as dense ones. It stands
+    in for `sklearn.neighbors.KNeighborsTransformer`, for instance before a classifier with ``metric="precomputed"``,
+    and in ``scanpy.pp.neighbors(transformer=...)``.
 
     Parameters
     ----------
@@ -56,8 +58,9 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         Neighbours of each row. With mode "distance" there is one more, as each row is its own nearest neighbour when it
         is transformed with the rows it was fitted on.
     mode : {"distance", "connectivity", "similarity"}
-        Whether entries are 1 minus the similarity (cosine only), ones, or similarities.
-    metric : {"cosine", "inner_product"}
+        Whether entries are distances (1 minus the cosine, or Euclidean ones), ones, or similarities.
+    metric : {"cosine", "inner_product", "euclidean"}
+        Euclidean distances are of dense arrays in memory.
     threshold : float, optional
         Least similarity. Rows then have as many neighbours as reach it, up to the number asked for. Without, each row
         has that number: where fewer rows have something in common with it, others follow with similarity 0.
@@ -159,11 +162,13 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return tags
 
     def _check_parameters(self) -> None:
-        for name, known in (("mode", MODES), ("metric", METRICS)):
+        for name, known in (("mode", MODES), ("metric", (*METRICS, "euclidean"))):
             if getattr(self, name) not in known:
                 raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
-        if self.mode == "distance" and self.metric != "cosine":
+        if self.mode == "distance" and self.metric == "inner_product":
             raise InputError("mode='distance' is 1 minus the cosine: with an inner product choose mode='similarity'")
+        if self.metric == "euclidean" and (self.mode == "similarity" or self.threshold is not None):
+            raise InputError("mode='similarity' and threshold are of similarities: metric='euclidean' has distances")
         if type(self.n_neighbors) is bool or not hasattr(self.n_neighbors, "__index__") or self.n_neighbors < 1:
             raise InputError(f"n_neighbors={self.n_neighbors!r} must be a whole number of at least 1")
 
@@ -182,7 +187,8 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         if not hasattr(x, "__array__") and not isinstance(x, list):  # scikit-learn takes these
             refuse_other_objects(x)
         checked = validate_data(self, x, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32])
-        return sp.csr_array(checked)
+        is_dense = isinstance(checked, np.ndarray) and self.threshold is None
+        return checked if is_dense else sp.csr_array(checked)
 
     def _graph(self, rows: Any, *, is_fit: bool) -> sp.csr_matrix:
         """Return the neighbours of some rows."""
@@ -192,6 +198,10 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
                 f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {asked}, n_samples_fit = "
                 f"{self.n_samples_fit_}, n_samples = {rows.shape[0]}"
             )
+        if isinstance(rows, np.ndarray) and isinstance(self._rows, np.ndarray):
+            return self._dense_graph(rows, asked, is_fit=is_fit)
+        if self.metric == "euclidean":
+            raise InputError("metric='euclidean' is of dense arrays in memory: pass X.toarray(), or metric='cosine'")
         is_cosine = self.metric == "cosine"
         with ExitStack() as stack:
             a, b, folder = self._operands(rows, stack, normalize if is_cosine else None)
@@ -199,12 +209,26 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             columns, values = found.nearest(asked, self.threshold, {"engine": self.engine}, self.memory_limit)
         return self._as_mode(columns, values, rows)
 
+    def _dense_graph(self, rows: Any, asked: int, *, is_fit: bool) -> sp.csr_matrix:
+        """Return the neighbours of dense rows among dense rows."""
+        from spdist.kernels.dense.nearest import nearest  # loads Numba
+
+        metric: Any = self.metric
+        with threadpool_limits(1, "blas"):  # spdist has a thread for each CPU
+            columns, distances = nearest(rows, self._rows, asked, metric)
+        values = -distances if metric == "inner_product" else distances
+        if is_fit and metric != "inner_product":
+            _put_first(columns, values, 0, 0.0)
+        if self.mode != "distance" and metric == "cosine":
+            values = 1 - values
+        return self._as_graph(columns, np.ones_like(values) if self.mode == "connectivity" else values, rows)
+
     def _operands(self, rows: Any, stack: ExitStack, change: Callable[[Any], Any] | None) -> tuple[Any, Any, str]:
         """Return both operands in memory, or both stored in a folder that is removed at the end.
 
         `change`: what is made of their rows first.
         """
-        pair = {id(m): m for m in (rows, self._rows)}
+        pair = {id(m): sp.csr_array(m) if isinstance(m, np.ndarray) else m for m in (rows, self._rows)}
         if not any(isinstance(m, StoredMatrix) or is_dask_array(m) for m in pair.values()):
             made = {number: m if change is None else change(m) for number, m in pair.items()}
             return made[id(rows)], made[id(self._rows)], ""
@@ -220,6 +244,10 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             values = np.maximum(1 - values, 0)
         elif self.mode == "connectivity":
             values = np.ones_like(values)
+        return self._as_graph(columns, values, rows)
+
+    def _as_graph(self, columns: Any, values: Any, rows: Any) -> sp.csr_matrix:
+        """Return the graph of columns and values of each row; -1 in `columns` marks an empty slot."""
         there = columns >= 0
         indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
         chosen = slice(None) if there.all() else there  # a mask that selects all would copy them
@@ -251,7 +279,7 @@ class _Similarities:
         if threshold is None:
             self._complete(columns, values)
         if self.is_self:
-            _over_rows(lambda first, last: _put_first(columns[first:last], values[first:last], first), len(columns))
+            _over_rows(lambda i, j: _put_first(columns[i:j], values[i:j], i, 1.0), len(columns))
         return columns, values
 
     def _product(self, options: dict[str, Any], limit: int | str | None) -> Any:
@@ -344,12 +372,12 @@ def _add_zeros(columns: Any, values: Any, short: Any, ncols: int) -> None:
     columns[short] = mine
 
 
-def _put_first(columns: Any, values: Any, first: int) -> None:
-    """Make each row from `first` on its own nearest neighbour, with similarity 1, even if a tie has dropped it."""
+def _put_first(columns: Any, values: Any, first: int, own_value: float) -> None:
+    """Make each row from `first` on its own nearest neighbour, with `own_value`, even if a tie has dropped it."""
     own = np.arange(first, first + len(columns))
     found = columns == own[:, None]
     place = np.where(found.any(axis=1), found.argmax(axis=1), columns.shape[1] - 1)
     keep = np.arange(columns.shape[1])[None, :] != place[:, None]
     columns[:, 1:] = columns[keep].reshape(len(columns), -1)
     values[:, 1:] = values[keep].reshape(len(columns), -1)
-    columns[:, 0], values[:, 0] = own, 1
+    columns[:, 0], values[:, 0] = own, own_value

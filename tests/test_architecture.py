@@ -63,6 +63,7 @@ PARTS = [*LAYERS, *TOP]
 FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "cuda": set(),
     "cpu": set(),
+    "dense": {"cpu"},
     "rowwise_gpu": {"cuda"},
     "esc": {"cuda"},
     "hyspmm": {"cuda", "cpu"},

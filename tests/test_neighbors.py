@@ -15,11 +15,18 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import spdist
+from spdist.errors import InputError
 from spdist.neighbors import TopNTransformer
 from tests.conftest import random_matrix
 
 
-@parametrize_with_checks([TopNTransformer(2), TopNTransformer(2, mode="similarity", metric="inner_product")])
+@parametrize_with_checks(
+    [
+        TopNTransformer(2),
+        TopNTransformer(2, mode="similarity", metric="inner_product"),
+        TopNTransformer(2, threshold=0.1),
+    ]
+)
 def test_estimator(estimator, check):
     check(estimator)
 
@@ -172,3 +179,49 @@ def test_input_that_does_not_fit(stored):
         TopNTransformer(10).fit_transform(m)
     with pytest.raises(spdist.MatrixError, match="int64"):
         TopNTransformer(4).fit(stored("I", m.astype(np.int64)))
+
+
+# -- dense rows --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("mode", ["distance", "connectivity"])
+def test_dense_rows_have_the_graph_of_scikit_learn(dtype, mode):
+    x = np.random.default_rng(3).standard_normal((600, 20)).astype(dtype)
+    for metric in ("euclidean", "cosine"):
+        theirs = KNeighborsTransformer(n_neighbors=9, mode=mode, metric=metric, algorithm="brute")
+        ours = TopNTransformer(9, mode=mode, metric=metric)
+        for found, wanted in (
+            (ours.fit_transform(x), theirs.fit_transform(x)),
+            (ours.transform(x[:50] + 1), theirs.transform(x[:50] + 1)),
+        ):
+            assert found.dtype == dtype or mode == "connectivity"
+            assert found.shape == wanted.shape
+            np.testing.assert_array_equal(found.indices, wanted.indices)
+            np.testing.assert_allclose(found.data, wanted.data, rtol=1e-5, atol=1e-6)
+
+
+def test_dense_similarities():
+    x = np.random.default_rng(4).standard_normal((90, 6))
+    for metric, every in (("cosine", cosine_similarity(x)), ("inner_product", x @ x.T)):
+        graph = TopNTransformer(5, mode="similarity", metric=metric).fit_transform(x)
+        np.testing.assert_allclose(graph.data.reshape(-1, 5), -np.sort(-every, axis=1)[:, :5], atol=1e-12)
+
+
+def test_dense_and_sparse_rows_meet():
+    x = np.random.default_rng(5).standard_normal((60, 6))
+    dense = TopNTransformer(4).fit(x)
+    np.testing.assert_allclose(dense.transform(sp.csr_array(x[:9])).data, dense.transform(x[:9]).data, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "x", "match"),
+    [
+        ({}, sp.csr_array(np.eye(5)), "is of dense arrays in memory"),
+        ({"mode": "similarity"}, np.eye(5), "are of similarities"),
+        ({"threshold": 0.5}, np.eye(5), "are of similarities"),
+    ],
+)
+def test_what_euclidean_distances_are_not(options, x, match):
+    with pytest.raises(InputError, match=match):
+        TopNTransformer(2, metric="euclidean", **options).fit_transform(x)

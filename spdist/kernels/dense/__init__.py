@@ -1,0 +1,1 @@
+"""Searches among dense rows; nothing is multiplied sparsely here."""
