@@ -201,7 +201,9 @@ def _scored(queries: Rows, corpus: Rows, *, euclidean: bool) -> Scoring:
     center = corpus.mean(axis=0, dtype=np.float64) if euclidean else np.zeros(d)
     moved = [np.subtract(rows, center, dtype=np.float64) for rows in (queries, corpus)]
     scale = max(float(np.abs(rows).max(initial=0.0)) for rows in moved) or 1.0
-    left, right = (rows / scale for rows in moved)
+    for rows in moved:
+        rows /= scale
+    left, right = moved
     squares = [np.einsum("ij,ij->i", rows, rows) for rows in (left, right)]
     most = float(squares[1].max(initial=0.0))
     doubt = 2 * (d + 4) * float(np.finfo(np.float32).eps) * (np.sqrt(squares[0] * most) + most)
