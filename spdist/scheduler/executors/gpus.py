@@ -38,7 +38,7 @@ class GpuWorker:
     """
 
     def __init__(self, job: JobSpec, gpu: int, gpus: int) -> None:
-        self.context = WorkerContext(job, gpu, gpus)
+        self.context = WorkerContext(job, gpu if gpus > 1 else None, gpus)  # one GPU is every thread's anyway
         self._multiplier = ThreadPoolExecutor(1, f"spdist-multiply-{gpu}")
         self._readers, self._writers, self._joiner = (
             ThreadPoolExecutor(threads, f"spdist-{task}-{gpu}", lower_priority)
