@@ -113,7 +113,9 @@ class Report(Displayed):
         if self.state == "already finished":
             parts: list[Part] = [f"{target} is finished already: {self.entries}"]
         else:
-            memory = f"{format_bytes(self.peak_memory)} of {format_bytes(self.memory_limit)}"
+            used, limit = self.peak_memory, self.memory_limit
+            over = f", {format_bytes(used - limit)} above its limit of" if used > limit else " of"
+            memory = f"{format_bytes(used)}{over} {format_bytes(limit)}"
             line = (
                 f"{target}: {self.entries} in {sum(self.phases.values()):.2f} s, {counted(self.blocks, 'block')}, "
                 f"engine {self.engine}; worst worker used {memory}; bounded by {self.bound_by}"
