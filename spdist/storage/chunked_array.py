@@ -18,18 +18,17 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import CorruptError, MatrixError
-from spdist.foundation.cpus import count_cpus
-from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import ValueArray, block_dtype, blocksize, from_blocks, number_dtype
 from spdist.storage.checksums import ChunkFiles, Table, misplaced, read_table
 from spdist.storage.direct.chunks import ChunkCodec, array_document, codec_of
+from spdist.storage.direct.files import read_chunks, write_chunks
 from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.stores.location import ZARR_PIPELINE, Location
 from spdist.stores.names import unreadable
@@ -131,7 +130,9 @@ class ChunkedArray:
         if k1 > self.nchunks:
             raise self.files.error(max(k0, self.nchunks), "is missing")
         if self.table and (codec := self._direct_codec(k1 - k0)):
-            return self._decode_directly(codec, k0, k1, out)
+            found = np.empty(((k1 - k0) * self.chunk, *codec.shape[1:]), codec.dtype) if out is None else out
+            read_chunks(self.files, codec, range(k0, k1), found, self.expected())
+            return found
         self._look(k0, k1)
         array, objects = _open_for_reading(self), _objects(self.url, self.metadata)
         wanted = slice(k0 * self.chunk, k1 * self.chunk)
@@ -162,34 +163,6 @@ class ChunkedArray:
         is_quicker = self.location.has_files and (count <= FEW or not _has_zarr())
         return codec_of(self.metadata) if is_quicker else None
 
-    def _decode_directly(self, codec: ChunkCodec, k0: int, k1: int, out: ValueArray | None) -> ValueArray:
-        """Decode Zarr chunks of a local array as `_decode`, without Zarr; each is compared with the array's table."""
-        wanted = self.expected()
-        found = np.empty(((k1 - k0) * self.chunk, *codec.shape[1:]), codec.dtype) if out is None else out
-        parts = found.reshape(k1 - k0, -1)
-
-        def decode(k: int) -> None:
-            try:
-                checksum = self._read_chunk(codec, k, parts[k - k0])
-            except OSError:  # it may be temporary
-                try:
-                    checksum = self._read_chunk(codec, k, parts[k - k0])
-                except OSError as error:
-                    raise self.files.error(k, f"cannot be read ({error.strerror})") from error
-            if checksum != wanted[k]:
-                raise self.files.error(k, misplaced(checksum, wanted))
-
-        _for_each_chunk(range(k0, k1), decode)
-        return found
-
-    def _read_chunk(self, codec: ChunkCodec, k: int, out: ValueArray) -> int:
-        """Decode a Zarr chunk in a file; return its checksum."""
-        with self.files.open(k) as file:
-            try:
-                return codec.read_into(file, out)
-            except (ValueError, RuntimeError) as error:  # the latter of Blosc
-                raise self.files.error(k, f"is truncated or altered ({error})") from error
-
     def _look(self, k0: int, k1: int) -> None:
         """Check the files of Zarr chunks before zarrs decodes them, which would wait for a FIFO and trust any size."""
         if not self.table:
@@ -204,7 +177,7 @@ class ChunkedArray:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
         numbers = values if blocksize(self.dtype) is None else values["block"]
         if codec := self._direct_codec(len(values) // self.chunk):
-            self._write_directly(codec, k, numbers)
+            write_chunks(self.files, codec, range(k, k + len(numbers) // self.chunk), numbers)
             return
         chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
         if (objects := _objects(self.url, self.metadata)) is not None:
@@ -214,23 +187,6 @@ class ChunkedArray:
         fast = all(chunk[:GLANCE].any() or chunk.any() for chunk in chunks)
         array = _open_array(self.url, self.name, self.metadata, fast=fast)
         _run(self.url, array.async_array.setitem(slice(k * self.chunk, k * self.chunk + len(values)), numbers))
-
-    def _write_directly(self, codec: ChunkCodec, k: int, numbers: ValueArray) -> None:
-        """Write whole Zarr chunks of a local array as `write_chunks`, without Zarr."""
-        folder = self.location.path
-        chunks = range(k, k + len(numbers) // self.chunk)
-        for parent in {(folder / self.key(n)).parent for n in (chunks if numbers.ndim > 1 else chunks[:1])}:
-            parent.mkdir(parents=True, exist_ok=True)
-
-        def write(n: int) -> None:
-            parts = codec.encoded_parts(numbers[(n - k) * self.chunk : (n - k + 1) * self.chunk])
-            descriptor = os.open(f"{folder}/{self.key(n)}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-            try:
-                _write_all(descriptor, [part.data for part in parts])
-            finally:
-                os.close(descriptor)
-
-        _for_each_chunk(chunks, write)
 
     def key(self, k: int) -> str:
         """Return Zarr's key of chunk `k`, relative to the matrix."""
@@ -318,55 +274,6 @@ def _has_zarr() -> bool:
     """Whether Zarr is loaded, to its end."""
     module = sys.modules.get("zarr")
     return module is not None and not getattr(module.__spec__, "_initializing", False)
-
-
-def _write_all(descriptor: int, parts: list[memoryview]) -> None:
-    """Write all parts to a file, one after the other, though the system may take less at a time."""
-    while parts:
-        written = os.writev(descriptor, parts)
-        while parts and written >= len(parts[0]):
-            written -= len(parts.pop(0))
-        if parts:
-            parts[0] = parts[0][written:]
-
-
-class _Threads:
-    """How many threads read and write Zarr chunks: no more than there are cores, and one for each call."""
-
-    lock: ClassVar = threading.Lock()
-    busy: ClassVar = 0
-
-    @classmethod
-    @contextmanager
-    def at_most(cls, count: int) -> Iterator[int]:
-        """Yield how many threads may be busy during a ``with`` block, at most `count`."""
-        with cls.lock:
-            taken = max(1, min(count, count_cpus() - cls.busy))
-            cls.busy += taken
-        try:
-            yield taken
-        finally:
-            with cls.lock:
-                cls.busy -= taken
-
-
-def _for_each_chunk(chunks: range, work: Callable[[int], None]) -> None:
-    """Call a function for the number of each Zarr chunk, in threads; raise the error of the first that has one."""
-    waiting, errors = iter(chunks), dict[int, BaseException]()
-
-    def take(_: int) -> None:
-        for k in waiting:
-            try:
-                work(k)
-            except BaseException as error:  # to the calling thread, whatever it is
-                errors[k] = error
-            if errors:
-                return
-
-    with _Threads.at_most(len(chunks)) as count:
-        run_in_threads(count, take)
-    if errors:
-        raise errors[min(errors)]
 
 
 def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:

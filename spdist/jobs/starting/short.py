@@ -18,7 +18,7 @@ multiplies and writes blocks at the same time as a worker for each GPU does."""
 STORED_SECONDS_PER_GPU, REDUCED_SECONDS_PER_GPU = 6.0, 0.5
 """Predicted seconds of all stages that are worth the start of a GPU: if C is stored, and if it is reduced.
 
-Of 4 s of a stored product two GPUs made no less, and of 12 s a fifth less, because the host wrote C meanwhile."""
+The host reads and writes meanwhile, so a further GPU gains little while products are stored."""
 
 
 def is_short(plan: Plan) -> bool:
