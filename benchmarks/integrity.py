@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import google_crc32c
+import crc32c
 import matrices
 import record
 
@@ -137,7 +137,7 @@ def crc_seconds() -> float:
     def once() -> float:
         begin = time.thread_time()
         for _ in range(32):
-            google_crc32c.value(block)
+            crc32c.crc32c(block)
         return time.thread_time() - begin
 
     return min(once() for _ in range(5)) / (32 * len(block))

@@ -22,7 +22,7 @@ from spdist.storage.foreign.decoded_size import Codecs, check_decoded_size
 from spdist.stores.location import Location
 from spdist.stores.names import unreadable
 from spdist.stores.registry import at
-from spdist.stores.regular_files import NotRegularError
+from spdist.stores.regular_files import NotRegularError, open_regular
 
 Table = npt.NDArray[np.uint32]
 """The checksums of one array, by the number of the Zarr chunk."""
@@ -139,6 +139,13 @@ class ChunkFiles:
         """
         try:
             return self.location.open(self.key(k))
+        except OSError as error:
+            raise self._cannot_be_opened(k, error) from error
+
+    def open_file(self, k: int) -> tuple[int, int]:
+        """Open Zarr chunk `k` in a file of this host; return the descriptor, and its bytes. Raises as `open` does."""
+        try:
+            return open_regular(f"{self.location.path}/{self.key(k)}")
         except OSError as error:
             raise self._cannot_be_opened(k, error) from error
 

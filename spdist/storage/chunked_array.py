@@ -1,8 +1,8 @@
 """Zarr arrays, read and written by whole Zarr chunks: codecs, checksums, and chunks that are missing.
 
-A local array is decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline; one in an
-object store by obstore. Until Zarr is loaded, which takes long, Zarr chunks as spdist writes them are read and written
-without it (`direct`), and always where they are few.
+Zarr chunks as spdist writes them are read and written without Zarr (`direct`), which takes long to load. Other local
+arrays are decoded by zarrs, which is written in Rust and several times faster than Zarr's own pipeline; those in an
+object store by obstore.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -48,9 +47,6 @@ Measured: 64k to 256k elements read and write fastest through zarrs; 1M elements
 
 GLANCE = 64
 """Elements at the start of a Zarr chunk that are tested for zero first, before all of it."""
-
-FEW = 8
-"""Zarr chunks up to which they are read or written without zarrs: its first call takes longer than they do."""
 
 PROBE_BYTES = 1 << 20
 """Bytes of values that `compresses` compresses to decide."""
@@ -129,7 +125,7 @@ class ChunkedArray:
         """Decode Zarr chunks ``[k0:k1)``, into `out` if it is given, and return their elements."""
         if k1 > self.nchunks:
             raise self.files.error(max(k0, self.nchunks), "is missing")
-        if self.table and (codec := self._direct_codec(k1 - k0)):
+        if self.table and (codec := self._direct_codec()):
             found = np.empty(((k1 - k0) * self.chunk, *codec.shape[1:]), codec.dtype) if out is None else out
             read_chunks(self.files, codec, range(k0, k1), found, self.expected())
             return found
@@ -158,10 +154,9 @@ class ChunkedArray:
         self._require(k0, found, array.metadata.fill_value)
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
-    def _direct_codec(self, count: int) -> ChunkCodec | None:
-        """Return the codec to read and write `count` Zarr chunks in files without Zarr; None to leave them to Zarr."""
-        is_quicker = self.location.has_files and (count <= FEW or not _has_zarr())
-        return codec_of(self.metadata) if is_quicker else None
+    def _direct_codec(self) -> ChunkCodec | None:
+        """Return the codec to read and write Zarr chunks in files without Zarr; None to leave them to Zarr."""
+        return codec_of(self.metadata) if self.location.has_files else None
 
     def _look(self, k0: int, k1: int) -> None:
         """Check the files of Zarr chunks before zarrs decodes them, which would wait for a FIFO and trust any size."""
@@ -176,7 +171,7 @@ class ChunkedArray:
         if pad:
             values = np.concatenate([values, np.zeros(pad, self.dtype)])
         numbers = values if blocksize(self.dtype) is None else values["block"]
-        if codec := self._direct_codec(len(values) // self.chunk):
+        if codec := self._direct_codec():
             write_chunks(self.files, codec, range(k, k + len(numbers) // self.chunk), numbers)
             return
         chunks = numbers.reshape(-1, self.chunk * math.prod(numbers.shape[1:]))
@@ -262,18 +257,6 @@ def _read_error(array: ChunkedArray, k0: int, k1: int) -> Exception | None:
                 return unreadable(f"{array.url}/{array.key(k)}")
             return array.files.error(k, f"is truncated or altered ({cause})")
     return None
-
-
-def load_codecs() -> None:
-    """Load Zarr and zarrs, which read and write many Zarr chunks quicker than threads of Python do."""
-    import zarr  # noqa: F401
-    import zarrs  # noqa: F401
-
-
-def _has_zarr() -> bool:
-    """Whether Zarr is loaded, to its end."""
-    module = sys.modules.get("zarr")
-    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 def _run(url: str, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -256,10 +256,10 @@ def test_an_error_of_the_system_that_passes_ends_no_read(tmp_path, allocate, mon
     failures = iter([OSError(errno.EIO, "Input/output error")])
     read_into = ChunkCodec.read_into
 
-    def read_or_fail(self, file, out):
+    def read_or_fail(self, descriptor, size, out):
         for failure in failures:
             raise failure
-        return read_into(self, file, out)
+        return read_into(self, descriptor, size, out)
 
     monkeypatch.setattr(ChunkCodec, "read_into", read_or_fail)
     assert_same(stored.rows(0, 200, allocate), matrix)

@@ -30,6 +30,10 @@ STAGING_BYTES = 4 << 30
 """Bytes of page-locked host memory for blocks on their way to the GPU if no limit is given."""
 
 
+NEARLY = 9 / 8
+"""Slots that would get at most so much larger are kept as they are."""
+
+
 def free_memory() -> int:
     """Return the default memory limit: 0.9 of the bytes that the GPU has free."""
     import cupy
@@ -133,15 +137,18 @@ class Gpu:
     def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
         """Return slots of `size` bytes for blocks; slots returned earlier lose their memory first.
 
-        They are smaller if another program has taken the GPU's memory. `kept`: bytes that stay free for B.
+        They are smaller if another program has taken the GPU's memory, and if those of the last call nearly have the
+        size: allocating them takes longer than many a block. `kept`: bytes that stay free for B.
         """
         size = size // ALLOCATION * ALLOCATION
         resident = self.context.resident
+        if kept <= resident.nbytes or not resident.nbytes:
+            held = max(kept, resident.nbytes) + self._work_bytes + count * self._slot_bytes
+            if len(self._slots) == count and size <= self._slot_bytes * NEARLY and held <= self.memory_limit:
+                return self._slots
         if resident.nbytes not in (0, kept):
             resident.forget()
             resident.free()
-        if len(self._slots) == count and self._slot_bytes == size:
-            return self._slots
         self._drop_slots()
         self._slot_bytes = size
         while not self._slots:

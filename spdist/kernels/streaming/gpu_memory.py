@@ -192,8 +192,8 @@ class Uploader:
 class ResidentB:
     """B on the GPU, for all blocks of a multiplication, and for later multiplications with the same B.
 
-    `nbytes`: device memory that is held, with B or for the next B of the same size. `ones`: a one for each entry of a B
-    of dense blocks. `is_sound`: whether a kernel has checked B.
+    `nbytes`: device memory that is held, with B or for the next B of about the same size. `ones`: a one for each entry
+    of a B of dense blocks. `is_sound`: whether a kernel has checked B.
     """
 
     def __init__(self, uploader: Uploader, malloc: Malloc) -> None:
@@ -232,10 +232,10 @@ class ResidentB:
         return True
 
     def _take_memory(self, size: int) -> bool:
-        """Allocate `size` bytes; return False if the GPU has fewer free."""
+        """Allocate at least `size` bytes; return False if the GPU has fewer free."""
         import cupy
 
-        if size == self.nbytes:
+        if size <= self.nbytes:
             return True
         self.free()
         try:
@@ -247,7 +247,7 @@ class ResidentB:
         return True
 
     def forget(self) -> None:
-        """Drop B; keep its memory for another B of the same size."""
+        """Drop B; keep its memory for another B of about the same size."""
         if self._source is not None:
             self._uploader.stream.synchronize()  # B's arrays may be on their way
             self._uploader.release_sent()

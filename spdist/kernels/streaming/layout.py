@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spdist.kernels.cuda.constants import aligned
+from spdist.kernels.cuda.constants import ALLOCATION, aligned
+from spdist.kernels.rounding import round_up
 from spdist.kernels.streaming.workspace import PAIR_BYTES
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, block_dtype, blocksize, index_dtype, number_dtype, result_dtype
@@ -103,12 +104,13 @@ def lay_out(
 
 
 def lay_out_resident(b: CSR, dtypes: DeviceDtypes) -> tuple[MatrixLayout, int]:
-    """Lay out a resident B; return also the bytes of all arrays.
+    """Lay out a resident B; return also the bytes of all arrays, with room for a B that is a little larger.
 
     If values are blocks, the last array counts the pairs of blocks.
     """
     layout = lay_out(b.shape, b.nnz, dtypes.b, dtypes)
-    return layout, layout.end + (aligned(PAIR_BYTES * b.nnz) if dtypes.blocked else 0)
+    size = layout.end + (aligned(PAIR_BYTES * b.nnz) if dtypes.blocked else 0)
+    return layout, round_up(size, max(ALLOCATION, 1 << size.bit_length() >> 6))
 
 
 class HostCopy(NamedTuple):

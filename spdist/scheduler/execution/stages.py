@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
@@ -152,7 +153,7 @@ def recompute(context: WorkerContext, task: BlockTask, rows: int, digest: bytes)
     context.telemetry.announce(_computed_again(task))
     c = compute(context, task, context.job.pieces_of(task))
     c = c.rows(0, min(c.nrows, rows))
-    if _digest(c) != digest:
+    if _digest(_row_lengths(c)) != digest:
         raise SpdistError(
             f"rows {task.start:,}-{task.stop:,} gave another pattern when computed again: A or B changed while "
             f"they were multiplied"
@@ -243,15 +244,20 @@ def count(c: CSR, task: BlockTask) -> BlockCounts:
     `task`: only values of block 0 are compressed on trial.
     Returns row lengths are uint32 if they fit, otherwise int64.
     """
-    lengths, digest = np.diff(c.indptr), _digest(c)
+    lengths = _row_lengths(c)
+    return BlockCounts(lengths, _digest(lengths), task.number == 0 and compresses(c.data))
+
+
+def _row_lengths(c: CSR) -> npt.NDArray[Any]:
+    """Return the number of entries of each row, as uint32 if they fit, otherwise int64."""
+    lengths = np.diff(c.indptr)
     fits = len(lengths) == 0 or lengths.max() <= np.iinfo(np.uint32).max
-    lengths = lengths.astype(np.uint32) if fits else lengths
-    return BlockCounts(lengths, digest, task.number == 0 and compresses(c.data))
+    return lengths.astype(np.uint32) if fits else lengths
 
 
-def _digest(c: CSR) -> bytes:
+def _digest(lengths: npt.NDArray[Any]) -> bytes:
     """Return a digest of the number of entries of each row."""
-    return hashlib.blake2b(np.diff(c.indptr).astype("<i8", copy=False).data, digest_size=16).digest()
+    return hashlib.blake2b(lengths.data, digest_size=16).digest()
 
 
 def shared_slices(offset: int, nnz: int, chunk: int) -> list[tuple[int, int]]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spdist.foundation.threads import begin_in_thread
 from spdist.kernels.cpu import multiply as cpu
 from spdist.kernels.engine import Engine, WorkerLimits, find_engine
 from spdist.kernels.product_spec import ProductSpec
@@ -22,11 +21,7 @@ from spdist.scheduler.execution.records import BlockNumber, JobSpec, StageTiming
 from spdist.scheduler.execution.telemetry import StageRecorder, TimingRecord
 from spdist.scheduler.planner.plan import Plan
 from spdist.scheduler.planner.worker_memory import workload
-from spdist.storage.chunked_array import load_codecs
 from spdist.storage.matrix import Allocate, Held
-
-MUCH_WRITTEN = 3 << 30
-"""Bytes of C from which on they are written sooner with the time that it takes to load Zarr."""
 
 
 class PartialResult(NamedTuple):
@@ -117,15 +112,8 @@ class WorkerContext:
     def load(self, plan: Plan) -> None:
         """Load what the blocks of a plan will need, before memory is measured; nothing that they may not need."""
         job = self.job
-        if not plan.blocks:
+        if not plan.blocks or self.on_gpu:
             return
-        writes_much = sum(block.nnz for block in plan.blocks) * plan.c.entry_bytes > MUCH_WRITTEN
-        if self.on_gpu:
-            if writes_much:
-                begin_in_thread(load_codecs)  # meanwhile, the first blocks are read and multiplied
-            return
-        if writes_much:
-            load_codecs()
         engine = self.engine.at_first(job.product.plain)
         load_cpu_kernels(*tiny_product(job), engine, merges=any(block.split for block in plan.blocks))
 
@@ -133,7 +121,6 @@ class WorkerContext:
         """Load and compile everything that the stages need, with a product of one entry."""
         job = self.job
         worker_process.keep_small_arrays(job.host_bytes)
-        load_codecs()
         a, b, spec = tiny_product(job)
         if not self.telemetry.limits:
             self.telemetry.set_limits(self.multiplier.copy_rates())

@@ -27,8 +27,9 @@ from spdist.storage.chunked_array import ChunkedArray
 
 READERS = 6
 """Threads that read blocks ahead for a GPU, which makes a block sooner than one thread reads it."""
-WRITERS = 4
-"""Threads that write blocks of a GPU: one thread fills fresh pages of a file more slowly than a GPU fills a block."""
+WRITERS = 10
+"""Threads that write blocks of a GPU: one thread fills fresh pages of a file far more slowly than a GPU fills a block.
+"""
 
 
 class GpuWorker:

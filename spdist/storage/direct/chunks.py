@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-from typing import Any, BinaryIO, NamedTuple
+import os
+from typing import Any, NamedTuple
 
-import google_crc32c
+import crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -35,7 +36,7 @@ class ChunkCodec(NamedTuple):
         """Bytes of a decoded Zarr chunk."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def decode_into(self, raw: bytes, out: ValueArray) -> None:
+    def decode_into(self, raw: bytes | bytearray, out: ValueArray) -> None:
         """Decode the bytes of a Zarr chunk.
 
         `out`: (n,) array of `dtype`: gets the numbers; contiguous.
@@ -55,23 +56,21 @@ class ChunkCodec(NamedTuple):
             raise ValueError(f"it decodes to {size:,} bytes, not {out.nbytes:,}")
         decompress(body, out)
 
-    def read_into(self, file: BinaryIO, out: ValueArray) -> int:
+    def read_into(self, descriptor: int, size: int, out: ValueArray) -> int:
         """Decode the Zarr chunk in a file, without a copy if it is not packed; return its checksum.
 
-        `file`: not buffered.
+        `descriptor, size`: an open file, and its bytes.
         `out`: as of `decode_into`; for errors see there.
         """
         if self.packed:
-            raw = file.read()
+            raw = bytearray(size)
+            _read_all(descriptor, [memoryview(raw)])
             self.decode_into(raw, out)
             return int.from_bytes(raw[-CHECKSUM_BYTES:], "little")
-        body = out.view(np.uint8)
-        left = memoryview(body.data)
-        while left and (count := file.readinto(left)):  # type: ignore[attr-defined]
-            left = left[count:]
-        end = file.read(CHECKSUM_BYTES + 1)
-        if left or len(end) != CHECKSUM_BYTES:
-            raise ValueError(f"it has not {out.nbytes + CHECKSUM_BYTES:,} bytes")
+        if size != out.nbytes + CHECKSUM_BYTES:
+            raise ValueError(f"it has {size:,} bytes, not {out.nbytes + CHECKSUM_BYTES:,}")
+        body, end = out.view(np.uint8), bytearray(CHECKSUM_BYTES)
+        _read_all(descriptor, [memoryview(body.data), memoryview(end)])
         return _check(body, end)
 
     def encode(self, values: ValueArray) -> npt.NDArray[np.uint8]:
@@ -87,13 +86,25 @@ class ChunkCodec(NamedTuple):
 
             packed = compress(numbers, COMPRESSOR.encode(), LEVEL, SHUFFLE, 0, self.dtype.itemsize)
             body = np.frombuffer(packed, np.uint8)
-        checksum = int(google_crc32c.value(body))
+        checksum = crc32c.crc32c(body.data)
         return body, np.frombuffer(checksum.to_bytes(CHECKSUM_BYTES, "little"), np.uint8)
 
 
-def _check(body: npt.NDArray[np.uint8], end: bytes) -> int:
+def _read_all(descriptor: int, parts: list[memoryview]) -> None:
+    """Fill all parts from a file, one after the other; raise ValueError if it ends before."""
+    while parts:
+        count = os.readv(descriptor, parts)
+        if not count:
+            raise ValueError("it became shorter while it was read")
+        while parts and count >= len(parts[0]):
+            count -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][count:]
+
+
+def _check(body: npt.NDArray[np.uint8], end: bytes | bytearray) -> int:
     """Return the checksum at the end of a Zarr chunk; raise ValueError if the bytes before it have another."""
-    if len(end) < CHECKSUM_BYTES or google_crc32c.value(body) != (checksum := int.from_bytes(end, "little")):
+    if len(end) < CHECKSUM_BYTES or crc32c.crc32c(body.data) != (checksum := int.from_bytes(end, "little")):
         raise ValueError("its checksum is not that of its bytes")
     return checksum
 

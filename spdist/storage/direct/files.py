@@ -14,6 +14,9 @@ from spdist.matrices.dtypes import ValueArray
 from spdist.storage.checksums import ChunkFiles, Table, misplaced
 from spdist.storage.direct.chunks import ChunkCodec
 
+LEAST = 2
+"""Zarr chunks for which a thread is asked: it costs a good part of what one takes."""
+
 
 def read_chunks(files: ChunkFiles, codec: ChunkCodec, chunks: range, out: ValueArray, table: Table) -> None:
     """Decode Zarr chunks into `out`, which holds them all, and compare each with the table of checksums.
@@ -56,11 +59,13 @@ def write_chunks(files: ChunkFiles, codec: ChunkCodec, chunks: range, numbers: V
 
 def _read(files: ChunkFiles, codec: ChunkCodec, k: int, out: ValueArray) -> int:
     """Decode a Zarr chunk; return its checksum."""
-    with files.open(k) as file:
-        try:
-            return codec.read_into(file, out)
-        except (ValueError, RuntimeError) as error:  # the latter of Blosc
-            raise files.error(k, f"is truncated or altered ({error})") from error
+    descriptor, size = files.open_file(k)
+    try:
+        return codec.read_into(descriptor, size, out)
+    except (ValueError, RuntimeError) as error:  # the latter of Blosc
+        raise files.error(k, f"is truncated or altered ({error})") from error
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, parts: list[memoryview]) -> None:
@@ -106,7 +111,7 @@ def _for_each(chunks: range, work: Callable[[int], None]) -> None:
             if errors:
                 return
 
-    with _Threads.at_most(len(chunks)) as count:
+    with _Threads.at_most(-(-len(chunks) // LEAST)) as count:
         run_in_threads(count, take)
     if errors:
         raise errors[min(errors)]

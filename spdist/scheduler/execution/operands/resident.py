@@ -51,7 +51,7 @@ class SharingTuning:
     """How a resident B is read and shared."""
 
     folder: Path = Path("/dev/shm")  # A tmpfs
-    # bytes of a piece. It holds whole Zarr chunks, enough of them that zarrs decodes several at once.
+    # bytes of a piece. It holds whole Zarr chunks, enough of them for several threads.
     piece_bytes: int = 16 << 20
     least_bytes: int = 8 << 20  # bytes of the smallest matrix that is shared
     readers: int = 4  # threads of a worker that read, at most
