@@ -78,6 +78,16 @@ class WorkerLimits(NamedTuple):
     gpus: int = 1  # GPUs that this process uses, each within the same limits
 
 
+class BlockFacts(NamedTuple):
+    """What is known of a block before it is multiplied."""
+
+    offset_in_b: SubmatrixOffset | None = None  # position of `a` in `b`, if it is a part of it
+    products: int = 0  # as they were planned; 0 if unknown
+
+
+NOTHING_KNOWN = BlockFacts()
+
+
 class Multiplier:
     """An engine at work: it multiplies the blocks of one product on one worker, and holds what they share."""
 
@@ -92,16 +102,16 @@ class Multiplier:
         return None
 
     def multiply_rows(
-        self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, offset_in_b: SubmatrixOffset | None = None
+        self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, known: BlockFacts = NOTHING_KNOWN
     ) -> CSR:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries, one at least; messages call the first `row`.
 
-        `offset_in_b`: position of `a` in `b`, if it is a part of it.
+        `known`: hints; a wrong number of products costs time alone.
         """
         raise NotImplementedError
 
     def reduce(
-        self, a: CSR, b: CSR, what: Reduction, row: int, spec: ProductSpec, offset_in_b: SubmatrixOffset | None = None
+        self, a: CSR, b: CSR, what: Reduction, row: int, spec: ProductSpec, known: BlockFacts = NOTHING_KNOWN
     ) -> PartialReduction:
         """Return a reduction of ``a @ b``; engines that use a GPU can."""
         raise NotImplementedError

@@ -13,6 +13,8 @@ from spdist.kernels.cpu.workspace import SCIPY as SCIPY_NAME
 from spdist.kernels.cpu.workspace import auto_workspace, cpu_workspace
 from spdist.kernels.engine import (
     DENSE_BLOCKS,
+    NOTHING_KNOWN,
+    BlockFacts,
     Engine,
     MatrixSizes,
     Multiplier,
@@ -73,7 +75,7 @@ class CpuMultiplier(Multiplier):
         self._kernels = threading.BoundedSemaphore(limits.kernels)
 
     def multiply_rows(
-        self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, offset_in_b: object = None
+        self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, known: BlockFacts = NOTHING_KNOWN
     ) -> CSR:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries."""
         with self._kernels:

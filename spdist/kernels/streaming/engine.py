@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spdist.errors import InputError
-from spdist.kernels.engine import Engine, Multiplier, Record, WorkerLimits, Workload, find_engine
+from spdist.kernels.engine import (
+    NOTHING_KNOWN,
+    BlockFacts,
+    Engine,
+    Multiplier,
+    Record,
+    WorkerLimits,
+    Workload,
+    find_engine,
+)
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.reduction_spec import PartialReduction, Reduction
 from spdist.kernels.streaming.workspace import staging_bytes
@@ -21,7 +30,6 @@ from spdist.matrices.dtypes import ValueArray, blocksize, number_dtype, result_d
 if TYPE_CHECKING:
     from spdist.kernels.streaming import pipeline
     from spdist.kernels.streaming.gpu_device import Gpu
-    from spdist.kernels.streaming.layout import SubmatrixOffset
 
 
 class CudaEngine(Engine):
@@ -130,22 +138,22 @@ class GpuMultiplier(Multiplier):
             return array_at(self.device().allocate(count * dtype.itemsize), 0, count, dtype)
 
     def multiply_rows(
-        self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, offset_in_b: SubmatrixOffset | None = None
+        self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, known: BlockFacts = NOTHING_KNOWN
     ) -> CSR:
         """Return as many rows of ``a @ b`` as fit in `capacity` entries; messages call the first one `row`."""
         from spdist.kernels.streaming import pipeline
 
-        rows = pipeline.RowSlice(0, capacity, row, offset_in_b, self._history)
+        rows = pipeline.RowSlice(0, capacity, row, known.offset_in_b, self._history, known.products)
         with self._device_lock, self._selected():
             return pipeline.multiply_rows(a, b, self.device(), rows, report=self._report(row), spec=spec)
 
     def reduce(
-        self, a: CSR, b: CSR, what: Reduction, row: int, spec: ProductSpec, offset_in_b: SubmatrixOffset | None = None
+        self, a: CSR, b: CSR, what: Reduction, row: int, spec: ProductSpec, known: BlockFacts = NOTHING_KNOWN
     ) -> PartialReduction:
         """Return a reduction of ``a @ b``; its rows stay on the GPU."""
         from spdist.kernels.streaming import pipeline
 
-        rows = pipeline.RowSlice(0, None, row, offset_in_b, self._history)
+        rows = pipeline.RowSlice(0, None, row, known.offset_in_b, self._history, known.products)
         with self._device_lock, self._selected():
             return pipeline.reduce(a, b, what, self.device(), rows, report=self._report(row), spec=spec)
 

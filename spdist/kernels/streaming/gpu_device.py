@@ -137,8 +137,8 @@ class Gpu:
     def slots(self, count: int, size: int, kept: int) -> list[GpuSlot]:
         """Return slots of `size` bytes for blocks; slots returned earlier lose their memory first.
 
-        They are smaller if another program has taken the GPU's memory, and if those of the last call nearly have the
-        size: allocating them takes longer than many a block. `kept`: bytes that stay free for B.
+        They are smaller if another program has taken the GPU's memory, and if the slots of the last call nearly have
+        the size: allocating them takes longer than many a block. `kept`: bytes that stay free for B.
         """
         size = size // ALLOCATION * ALLOCATION
         resident = self.context.resident

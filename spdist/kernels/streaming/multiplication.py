@@ -27,6 +27,7 @@ class RowSlice:
     offset: SubmatrixOffset | None = None  # where all of A lies in B, if it does: the device then takes A from B
     # ratios that earlier calls for rows of the same C measured; this call adds its own
     history: BlockHistory = field(default_factory=BlockHistory)
+    products: int = 0  # that all rows of A were planned to have; 0 if unknown
 
 
 @dataclass(frozen=True)

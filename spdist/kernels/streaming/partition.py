@@ -174,12 +174,16 @@ class CountedProducts:
 
 
 class ExpectedProducts:
-    """Products of A's rows, estimated from the mean length of B's rows: a substitute for `CountedProducts`."""
+    """Products of A's rows, estimated from their entries: a substitute for `CountedProducts`.
+
+    `planned`: products of all rows, if they are known; otherwise B's rows are expected to have their mean length.
+    """
 
     is_complete = False  # nothing is counted
 
-    def __init__(self, a: CSR, b: CSR) -> None:
-        self._indptr, self._b_indptr, self._mean = a.indptr, b.indptr, b.nnz / max(b.nrows, 1)
+    def __init__(self, a: CSR, b: CSR, planned: int = 0) -> None:
+        self._indptr, self._b_indptr = a.indptr, b.indptr
+        self._mean = planned / max(a.nnz, 1) or b.nnz / max(b.nrows, 1)
 
     def is_even(self, tuning: CountTuning) -> bool:
         """Return whether sampled rows of B are so alike that the entries of A predict the number of products."""

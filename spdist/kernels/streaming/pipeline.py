@@ -310,7 +310,9 @@ def _learns_from_first_block(work: Multiplication, memory: DeviceMemory, tuning:
 
 
 def _count_products(work: Multiplication, tuning: PipelineTuning) -> CountedProducts | ExpectedProducts:
-    """Start to count the products of A's rows unless the entries of A predict them."""
+    """Start to count the products of A's rows unless they were planned, or the entries of A predict them."""
+    if 0 < work.rows.products <= INT32_MAX and work.spec.diagonal is None:  # a triangle's are those that it keeps
+        return ExpectedProducts(work.a, work.b, work.rows.products)
     expected = ExpectedProducts(work.a, work.b)
     return expected if expected.is_even(tuning.counts) else CountedProducts(work.a, work.b, tuning.counts)
 

@@ -92,6 +92,7 @@ class BlockTask:
     capacity: int  # entries of C for which there is room
     split: bool  # whether the block is multiplied in pieces
     b_bytes: int = 0  # bytes of memory for the rows of B
+    products: int = 0  # as they were planned; 0 if unknown
 
 
 @dataclass(frozen=True)

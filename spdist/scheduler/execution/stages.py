@@ -21,6 +21,7 @@ import numpy.typing as npt
 from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
 from spdist.kernels.cpu.reduce import reduce_rows
+from spdist.kernels.engine import BlockFacts
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.operands.of_block import read_operands
 from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment
@@ -72,13 +73,17 @@ def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, p
     with context.telemetry.measure("multiply", task.start) as add_bytes:
         b = context.resident_b().get() if operands.b is None else operands.b
         spec = job.product.of_rows(task.start, task.stop, operands.mask, partial=job.pieces_of(task) > 1)
-        c = context.multiplier.multiply_rows(operands.a, b, task.capacity, task.start, spec, operands.offset_in_b)
+        c = context.multiplier.multiply_rows(operands.a, b, task.capacity, task.start, spec, _facts(task, operands))
         add_bytes(c.nbytes)
     if piece:
         context.partial_results[task.number] = PartialResult(piece, c)
     else:
         context.results[task.number] = PartialResult(0, c)
     return count(c, task)
+
+
+def _facts(task: BlockTask, operands: BlockOperands) -> BlockFacts:
+    return BlockFacts(operands.offset_in_b, 0 if task.split else task.products)
 
 
 def merge(context: WorkerContext, task: BlockTask, piece: int) -> BlockCounts:
@@ -201,7 +206,7 @@ def reduce(context: WorkerContext, task: BlockTask, what: reduction_spec.Reducti
         b = context.resident_b().get() if operands.b is None else operands.b
         with context.telemetry.measure("reduce", task.start):
             spec = context.job.product.of_rows(task.start, task.stop, operands.mask)
-            return context.multiplier.reduce(operands.a, b, what, task.start, spec, operands.offset_in_b)
+            return context.multiplier.reduce(operands.a, b, what, task.start, spec, _facts(task, operands))
     parts: list[reduction_spec.PartialReduction] = []
     while task.start < task.stop or not parts:
         c = compute(context, task, context.job.pieces_of(task))

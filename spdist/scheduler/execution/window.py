@@ -54,7 +54,7 @@ class BlockWindow:
         """Take the block at `position` of the remaining blocks, in the order of rows, and number it."""
         work = self.remaining.pop(-1 - position)
         self._next_number += 1
-        return work._replace(task=replace(work.task, number=self._next_number - 1))
+        return work._replace(task=replace(work.task, number=self._next_number - 1, products=work.products))
 
     def submit(self, block: BlockInFlight) -> None:
         """Add a block to the blocks in flight."""

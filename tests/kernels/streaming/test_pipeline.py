@@ -60,6 +60,16 @@ def multiply_rows(a: CSR, b: CSR, device: HostDevice, *rows: Any, **options: Any
     return pipeline.multiply_rows(a, b, device, RowSlice(*rows), **({"tuning": TUNING} | options))
 
 
+@pytest.mark.parametrize("share", [1e-3, 0.5, 1, 2, 1e3])
+def test_planned_products_may_be_wrong(share):
+    """They decide how blocks are cut, and how much memory C gets at first: a wrong number costs time alone."""
+    a, b = from_scipy(random_matrix(900, 700, 9.0, 1)), from_scipy(random_matrix(700, 800, 7.0, 2))
+    planned = max(1, int(share * np.diff(b.indptr)[a.indices].sum()))
+    for device in (HostDevice(1 << 16), HostDevice(1 << 20)):
+        rows = RowSlice(capacity=10**6, products=planned)
+        assert_same(pipeline.multiply_rows(a, b, device, rows, tuning=TUNING), oracle(a, b))
+
+
 @given(csr_pairs(), st.integers(12, 24), st.integers(1, 4), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_equals_scipy_whatever_the_limit(pair, log_limit, slots, locked):
