@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from spdist.scheduler.execution import worker_process
+from spdist.scheduler.executors.gpus import READERS, WRITERS
 from spdist.scheduler.executors.supervision import probe
 from spdist.scheduler.planner.plan import START_SECONDS, Plan
 
@@ -15,10 +16,8 @@ GPU_SHORT_SECONDS = 10.0
 """The same for a product on all GPUs of this host: to start a worker takes longer there, and one process reads,
 multiplies and writes blocks at the same time as a worker for each GPU does."""
 
-STORED_SECONDS_PER_GPU, REDUCED_SECONDS_PER_GPU = 6.0, 0.5
-"""Predicted seconds of all stages that are worth the start of a GPU: if C is stored, and if it is reduced.
-
-The host reads and writes meanwhile, so a further GPU gains little while products are stored."""
+SECONDS_PER_GPU = 1.0
+"""Predicted seconds of multiplication that are worth the start of a GPU."""
 
 
 def is_short(plan: Plan) -> bool:
@@ -43,12 +42,17 @@ def count_gpus_for(plan: Plan) -> int:
 
 
 def count_gaining_gpus(plan: Plan) -> int:
-    """Return how many GPUs make a product sooner than fewer do: the host reads the operands, and writes C, for all."""
+    """Return how many GPUs make a product sooner than fewer do.
+
+    The host reads the operands and writes C for all of them, at its own pace: while that takes as long as one GPU
+    multiplies, a second one gains nothing.
+    """
     if not plan.on_gpu or len(plan.blocks) <= 1:
         return 1
-    each = STORED_SECONDS_PER_GPU if plan.c.entry_bytes else REDUCED_SECONDS_PER_GPU
-    seconds = sum(plan.stage_seconds().values())
-    return max(1, min(worker_process.count_gpus(), len(plan.blocks), math.ceil(seconds / each)))
+    stages = plan.stage_seconds()
+    of_host = stages["preprocess"] / READERS + stages["commit"] / WRITERS
+    each = max(SECONDS_PER_GPU, of_host)
+    return max(1, min(worker_process.count_gpus(), len(plan.blocks), math.ceil(stages["multiply"] / each)))
 
 
 def room() -> int:

@@ -33,8 +33,8 @@ def host_gpus(monkeypatch):
 
     def begin(count: int) -> list[int]:
         monkeypatch.setattr(worker_process, "count_gpus", lambda: count)
-        for each in ("STORED_SECONDS_PER_GPU", "REDUCED_SECONDS_PER_GPU"):
-            monkeypatch.setattr(short, each, 1e-9)
+        for name, value in (("SECONDS_PER_GPU", 1e-12), ("READERS", 10**12), ("WRITERS", 10**12)):
+            monkeypatch.setattr(short, name, value)
         return selected
 
     @contextlib.contextmanager
@@ -121,19 +121,19 @@ def test_a_failed_stage_ends_the_run_and_resume_goes_on(host_gpus, stored, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("blocks", "room", "seconds", "entry_bytes", "expected"),
+    ("blocks", "room", "multiply", "commit", "expected"),
     [
-        (9, 100, 99, 12, 4), (3, 100, 99, 12, 3), (1, 100, 99, 12, 1), (9, 25, 99, 12, 2), (9, 5, 99, 12, 1),
-        (9, 100, 5, 12, 1), (9, 100, 11, 12, 2), (9, 100, 1.1, 0, 3), (9, 100, 0.1, 0, 1),
+        (9, 100, 99, 0, 4), (3, 100, 99, 0, 3), (1, 100, 99, 0, 1), (9, 25, 99, 0, 2), (9, 5, 99, 0, 1),
+        (9, 100, 0.5, 0, 1), (9, 100, 1.5, 0, 2), (9, 100, 0.5, 30, 1), (9, 100, 9, 30, 3), (9, 100, 9, 300, 1),
     ],
 )  # fmt: skip
-def test_how_many_gpus_take_part(monkeypatch, blocks, room, seconds, entry_bytes, expected):
-    """Of four: no more than there are blocks, and memory of the host for, and than gain time."""
+def test_how_many_gpus_take_part(monkeypatch, blocks, room, multiply, commit, expected):
+    """Of four: no more than there are blocks, and memory of the host for, and than the host's writers keep up with."""
     monkeypatch.setattr(worker_process, "count_gpus", lambda: 4)
     monkeypatch.setattr(short, "room", lambda: room)
     plan = SimpleNamespace(
-        on_gpu=True, blocks=[None] * blocks, projected_host_memory=10, c=SimpleNamespace(entry_bytes=entry_bytes),
-        stage_seconds=lambda: {"multiply": seconds / 2, "commit": seconds / 2},
+        on_gpu=True, blocks=[None] * blocks, projected_host_memory=10,
+        stage_seconds=lambda: {"preprocess": 0.0, "multiply": multiply, "commit": commit},
     )  # fmt: skip
     assert short.count_gpus_for(plan) == expected
 
