@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -100,6 +100,9 @@ class Multiplier:
     def allocate(self) -> Callable[[int, np.dtype[Any]], ValueArray] | None:
         """Allocator for the arrays that blocks are read into; None means any memory."""
         return None
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Get memory of these bytes ready for results, if that takes long."""
 
     def multiply_rows(
         self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, known: BlockFacts = NOTHING_KNOWN

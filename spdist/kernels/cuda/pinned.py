@@ -74,6 +74,17 @@ class Pool:
                 self.held += size
         return np.asarray(_Lease(self, memory))[:size]
 
+    def reserve(self, size: int) -> None:
+        """Lock `size` bytes, a size of `pinned_bytes`, for a later `take`; none beyond what may be idle."""
+        with self.lock:
+            idle = sum(map(len, self.idle))
+        if idle + size > self._spare():
+            return
+        memory = _lock(size)
+        with self.lock:
+            self.held += size
+            self.idle.append(memory)
+
     def _spare(self) -> int:
         """Return how many bytes may be locked besides those in use."""
         if self.most is None:
@@ -165,6 +176,14 @@ def pinned(size: int) -> Bytes:
     Raises `MemoryBoundError` if the system locks no more memory.
     """
     return _pool().take(pinned_bytes(size))[:size]  # a copy of more bytes would overrun its target
+
+
+def reserve_pinned(size: int) -> None:
+    """Page-lock `size` bytes ahead, as far as so much may be idle.
+
+    Raises `MemoryBoundError` if the system locks no more memory.
+    """
+    _pool().reserve(pinned_bytes(size))
 
 
 def pageable(size: int) -> Bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +136,15 @@ class GpuMultiplier(Multiplier):
         dtype = np.dtype(dtype)
         with self._selected():
             return array_at(self.device().allocate(count * dtype.itemsize), 0, count, dtype)
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Page-lock memory of these bytes for results, while the first blocks are read."""
+        from spdist.kernels.cuda.pinned import reserve_pinned
+
+        with self._selected():
+            self.device()  # bounds the memory
+            for size in sizes:
+                reserve_pinned(size)
 
     def multiply_rows(
         self, a: CSR, b: CSR, capacity: int, row: int, spec: ProductSpec, known: BlockFacts = NOTHING_KNOWN

@@ -53,6 +53,11 @@ def preprocess(context: WorkerContext, task: BlockTask, piece: int = 0) -> Block
 
 
 def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, piece: int = 0) -> BlockCounts:
+    """Multiply as `make` does, and return the counts of the rows that fitted."""
+    return count(make(context, task, operands, piece), task)
+
+
+def make(context: WorkerContext, task: BlockTask, operands: BlockOperands, piece: int = 0) -> CSR:
     """Multiply as many rows as fit the block's capacity; the result stays in the context.
 
     Parameters
@@ -66,8 +71,8 @@ def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, p
 
     Returns
     -------
-    BlockCounts
-        Of the rows that fitted.
+    CSR
+        The rows that fitted.
     """
     job = context.job
     with context.telemetry.measure("multiply", task.start) as add_bytes:
@@ -79,7 +84,7 @@ def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, p
         context.partial_results[task.number] = PartialResult(piece, c)
     else:
         context.results[task.number] = PartialResult(0, c)
-    return count(c, task)
+    return c
 
 
 def _facts(task: BlockTask, operands: BlockOperands) -> BlockFacts:
@@ -113,7 +118,7 @@ def compute(context: WorkerContext, task: BlockTask, pieces: int) -> CSR:
     Returns the rows of C that fitted the block's capacity.
     """
     for piece in range(pieces):
-        multiply(context, task, preprocess(context, task, piece), piece)
+        make(context, task, preprocess(context, task, piece), piece)
         if piece:
             merge(context, task, piece)
     return context.results[task.number].c

@@ -15,11 +15,12 @@ from typing import Any
 
 from spdist.foundation import phases
 from spdist.foundation.threads import lower_priority
+from spdist.matrices.csr import CSR
 from spdist.scheduler.dashboard.messages import Message
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.execution.executor import RunCosts
-from spdist.scheduler.execution.records import BlockOperands, JobSpec
-from spdist.scheduler.execution.stages import STAGES, compute, count, stage_failure
+from spdist.scheduler.execution.records import BlockOperands, BlockTask, JobSpec
+from spdist.scheduler.execution.stages import STAGES, compute, count, make, stage_failure
 from spdist.scheduler.execution.telemetry import TimingRecord
 from spdist.scheduler.execution.worker import WorkerContext, fix_engine
 from spdist.scheduler.planner.plan import Plan
@@ -41,10 +42,17 @@ class GpuWorker:
     def __init__(self, job: JobSpec, gpu: int, gpus: int) -> None:
         self.context = WorkerContext(job, gpu if gpus > 1 else None, gpus)  # one GPU is every thread's anyway
         self._multiplier = ThreadPoolExecutor(1, f"spdist-multiply-{gpu}")
+        self._counter = ThreadPoolExecutor(1, f"spdist-count-{gpu}")
         self._readers, self._writers, self._joiner = (
             ThreadPoolExecutor(threads, f"spdist-{task}-{gpu}", lower_priority)
             for threads, task in ((READERS, "read"), (WRITERS, "commit"), (1, "join"))
         )
+
+    def reserve(self, plan: Plan) -> None:
+        """Get memory ready for the C of as many blocks as will be in flight, while the first ones are read."""
+        blocks = plan.blocks[: plan.blocks_in_flight]
+        sizes = [block.capacity * each for block in blocks for each in (plan.c.index_bytes, plan.c.value_bytes)]
+        self._joiner.submit(self.context.multiplier.reserve, sizes)  # there is nothing to join yet
 
     def submit(self, stage: str, arguments: tuple[Any, ...], after: Sequence[Future[Any]]) -> Future[Any]:
         """Queue a stage; a block's operands are read ahead, unless it has several pieces.
@@ -55,24 +63,25 @@ class GpuWorker:
             return self._writers.submit(STAGES[stage], self.context, *arguments)
         if stage == "join":  # mostly it waits, so it keeps no writer
             return self._joiner.submit(self._join, arguments, after)
-        reads_ahead = stage == "multiply" and self.context.job.pieces_of(arguments[0]) == 1
-        operands = self._readers.submit(STAGES["preprocess"], self.context, arguments[0]) if reads_ahead else None
-        return self._multiplier.submit(self._make, stage, arguments, operands)
+        if stage == "multiply":
+            (task,) = arguments
+            is_whole = self.context.job.pieces_of(task) == 1
+            operands = self._readers.submit(STAGES["preprocess"], self.context, task) if is_whole else None
+            c = self._multiplier.submit(self._make, task, operands)
+            return self._counter.submit(lambda: count(c.result(), task))  # beside the next block
+        return self._multiplier.submit(STAGES[stage], self.context, *arguments)
 
     def _join(self, arguments: tuple[Any, ...], commits: Sequence[Future[Any]]) -> Any:
         return STAGES["join"](self.context, *arguments, *(commit.result() for commit in commits))
 
-    def _make(self, stage: str, arguments: tuple[Any, ...], operands: Future[BlockOperands] | None) -> Any:
-        if stage != "multiply":
-            return STAGES[stage](self.context, *arguments)
-        (task,) = arguments
+    def _make(self, task: BlockTask, operands: Future[BlockOperands] | None) -> CSR:
         if operands is None:
-            return count(compute(self.context, task, self.context.job.pieces_of(task)), task)
-        return STAGES[stage](self.context, task, operands.result())
+            return compute(self.context, task, self.context.job.pieces_of(task))
+        return make(self.context, task, operands.result())
 
     def close(self) -> None:
         """Wait for the stages that run, drop the others, and release the memory."""
-        for threads in (self._readers, self._multiplier, self._writers, self._joiner):
+        for threads in (self._readers, self._multiplier, self._counter, self._writers, self._joiner):
             threads.shutdown(cancel_futures=True)
         self.context.release()
 
@@ -109,6 +118,9 @@ class GpuExecutor:
         with worker_process.small_arrays_kept(self._gpus * job.host_bytes):
             worker_process.reset_peak()
             self._idle = worker_process.resident_memory()
+            if url and len(plan.blocks) > 1:
+                for worker in self._workers.values():
+                    worker.reserve(plan)
             try:
                 yield
                 phases.add_compiled(phases.COMPILATIONS.since(phases.call_begin()))
