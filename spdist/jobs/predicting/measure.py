@@ -20,6 +20,7 @@ import numpy as np
 
 from spdist.errors import InputError, SpdistError
 from spdist.foundation.cpus import count_cpus
+from spdist.jobs.compiling.ahead import compile_kernels
 from spdist.jobs.planning import planned_request
 from spdist.jobs.predicting.machine import (
     PACES,
@@ -35,6 +36,7 @@ from spdist.jobs.report import Report
 from spdist.kernels.cpu.engine import NUMBA
 from spdist.kernels.cpu.multiply import multiply
 from spdist.kernels.cuda.pinned import array_at, pinned
+from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.streaming.engine import CUDA
 from spdist.matrices.csr import CSR
@@ -138,6 +140,8 @@ def _with_products(machine: Machine, matrices: tuple[CSR, ...]) -> Machine:
     """Add the rates of products and of entries of C, from squares with many and with few products an entry of C."""
     slowness, gain, strain, is_busy = 1.0, 1.0, 1.0, False
     for m in matrices:
+        one_entry = CSR(np.array([0, 1]), np.zeros(1, m.indices.dtype), np.ones(1), (1, 1))
+        compile_kernels(one_entry, m.rows(0, 1), ProductSpec(), NUMBA)  # and notes that the cache has them
         multiply(m, m, engine=NUMBA.name, threads=machine.cpus)  # loads the kernels
         with _measure_elapsed() as one:
             c = multiply(m, m, engine=NUMBA.name)

@@ -122,8 +122,11 @@ def plan_and_predict(
                 if what is None
                 else _reducing(operands, what, product, execution)
             )
+        # Asking a GPU for its free memory makes its context, for which a product waits when it starts.
+        of_start = clock.seconds()["plan"] if find_engine(execution.engine).uses_gpu else 0.0
+        with phases.during("plan"):
             made = planner.make_plan(request)
-        planning = clock.seconds()["plan"]
+        planning = clock.seconds()["plan"] - of_start
     return made, predict(PlanSource(request, made), made, planning, this_machine())
 
 

@@ -60,19 +60,9 @@ def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, p
 def make(context: WorkerContext, task: BlockTask, operands: BlockOperands, piece: int = 0) -> CSR:
     """Multiply as many rows as fit the block's capacity; the result stays in the context.
 
-    Parameters
-    ----------
-    context : WorkerContext
-        Gets the rows of C: piece 0 in `results`, a later piece in `partial_results`.
-    task : BlockTask
-    operands : BlockOperands
-        From `preprocess`, for the same piece.
-    piece : int
-
-    Returns
-    -------
-    CSR
-        The rows that fitted.
+    `context`: gets the rows of C: piece 0 in `results`, a later piece in `partial_results`.
+    `operands`: from `preprocess`, for the same piece.
+    Returns the rows that fitted.
     """
     job = context.job
     with context.telemetry.measure("multiply", task.start) as add_bytes:
