@@ -42,9 +42,14 @@ GPU_SIGNS = "/dev/nvidiactl", "/dev/dxg"
 def may_have_gpu() -> bool:
     """Whether the system shows a GPU, and CuPy is installed; neither is asked."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
-    if visible in ("", "-1") or ("cupy" not in sys.modules and importlib.util.find_spec("cupy") is None):
+    if visible in ("", "-1") or not any(map(os.path.exists, GPU_SIGNS)):
         return False
-    return any(Path(sign).exists() for sign in GPU_SIGNS)
+    return "cupy" in sys.modules or _is_cupy_installed()
+
+
+@functools.cache
+def _is_cupy_installed() -> bool:
+    return importlib.util.find_spec("cupy") is not None
 
 
 def resident_memory() -> int:
