@@ -93,13 +93,17 @@ class ChunkCodec(NamedTuple):
 def _read_all(descriptor: int, parts: list[memoryview]) -> None:
     """Fill all parts from a file, one after the other; raise ValueError if it ends before."""
     while parts:
-        count = os.readv(descriptor, parts)
-        if not count:
+        if not (count := os.readv(descriptor, parts)):
             raise ValueError("it became shorter while it was read")
-        while parts and count >= len(parts[0]):
-            count -= len(parts.pop(0))
-        if parts:
-            parts[0] = parts[0][count:]
+        drop_moved(parts, count)
+
+
+def drop_moved(parts: list[memoryview], count: int) -> None:
+    """Drop the first `count` bytes of all parts, which the system has read or written."""
+    while parts and count >= len(parts[0]):
+        count -= len(parts.pop(0))
+    if parts:
+        parts[0] = parts[0][count:]
 
 
 def _check(body: npt.NDArray[np.uint8], end: bytes | bytearray) -> int:

@@ -12,7 +12,7 @@ from spdist.foundation.cpus import count_cpus
 from spdist.foundation.threads import run_in_threads
 from spdist.matrices.dtypes import ValueArray
 from spdist.storage.checksums import ChunkFiles, Table, misplaced
-from spdist.storage.direct.chunks import ChunkCodec
+from spdist.storage.direct.chunks import ChunkCodec, drop_moved
 
 LEAST = 2
 """Zarr chunks for which a thread is asked: it costs a good part of what one takes."""
@@ -71,11 +71,7 @@ def _read(files: ChunkFiles, codec: ChunkCodec, k: int, out: ValueArray) -> int:
 def _write_all(descriptor: int, parts: list[memoryview]) -> None:
     """Write all parts to a file, one after the other, though the system may take less at a time."""
     while parts:
-        written = os.writev(descriptor, parts)
-        while parts and written >= len(parts[0]):
-            written -= len(parts.pop(0))
-        if parts:
-            parts[0] = parts[0][written:]
+        drop_moved(parts, os.writev(descriptor, parts))
 
 
 class _Threads:
