@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cupy
 import numpy as np
 
+from spdist.kernels.spmv.cusparse import load
 from spdist.kernels.spmv.sell import sell
 from spdist.kernels.spmv.sell.format import LANES, value_places
 from spdist.matrices.csr import CSR
@@ -35,10 +37,13 @@ class CusparseError(RuntimeError):
 
 
 class Cusparse:
-    """The library and a handle, on the current device and stream."""
+    """A library and a handle, on the current device and stream.
 
-    def __init__(self) -> None:
-        self._library = _library()
+    `path`: the library's file; by default the one that CuPy finds.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._library = ctypes.CDLL(str(path)) if path else load()
         self._library.cusparseGetErrorName.restype = ctypes.c_char_p
         self.handle = Pointer()
         self.call("Create", ctypes.byref(self.handle))
@@ -52,7 +57,10 @@ class Cusparse:
         CusparseError
             With the name of the function and of the status.
         """
-        status = getattr(self._library, f"cusparse{name}")(*arguments)
+        function = getattr(self._library, f"cusparse{name}", None)
+        if function is None:
+            raise CusparseError(f"{name}: this library has no such function")
+        status = function(*arguments)
         if status:
             raise CusparseError(f"{name}: {self._library.cusparseGetErrorName(status).decode()}")
 
@@ -67,19 +75,6 @@ class Cusparse:
         """Return the function that multiplies; the descriptors of A and B are made here, outside of its time."""
         multiply = _reuse if algorithm == "reuse" else _multiply
         return functools.partial(multiply, _Product(self, ALGORITHMS[algorithm], a, b))
-
-
-def _library() -> Any:
-    import cupy_backends.cuda.libs.cusparse  # noqa: F401  (loads the library, from wherever CuPy finds it)
-
-    for name in ("libcusparse.so.12", "libcusparse.so.13", "libcusparse.so.11", "libcusparse.so"):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    from cuda.pathfinder import load_nvidia_dynamic_lib
-
-    return ctypes.CDLL(load_nvidia_dynamic_lib("cusparse").abs_path)
 
 
 class _Matrix:
@@ -209,6 +204,8 @@ def _reuse(p: _Product) -> CSR:
 
 SPMV = {"csr_alg1": 2, "csr_alg2": 3, "coo_alg1": 1, "coo_alg2": 4, "sell": 5, "sell_sorted": 5, "bsr": 6}
 """cusparseSpMVAlg_t by the names used here; "sell_sorted" leaves y in the order of the sorted rows."""
+SPMV_OP = {"op_alg1": 1, "op_alg2": 2}
+"""cusparseSpMVOpAlg_t, of cuSPARSE 12.7.3 and later."""
 SORTED_WINDOW = 16384
 MOST_PADDING = 1.6
 """Places per entry from which sliced ELL is left out."""
@@ -236,6 +233,7 @@ class SpMV:
     """
 
     def __init__(self, library: Cusparse, name: str, a: CSR, x: Any, y: Any) -> None:
+        self.plan, self.operation = Pointer(), Pointer()
         self.library, self.held, self.dtype = library, [a, x, y], VALUE_TYPES[a.dtype.name]
         self.order: Any = None
         self.matrix, self.vectors = Pointer(), [Pointer(), Pointer()]
@@ -246,6 +244,10 @@ class SpMV:
             library.call("CreateDnVec", ctypes.byref(vector), ctypes.c_int64(len(array)), _address(array), self.dtype)
         self.factors = np.ones(1, a.dtype), np.zeros(1, a.dtype)
         one, zero = (Pointer(factor.ctypes.data) for factor in self.factors)
+        self.one, self.zero = one, zero
+        if name in SPMV_OP:
+            self._plan(SPMV_OP[name])
+            return
         self.arguments = (
             NON_TRANSPOSE, one, self.matrix, self.vectors[0], zero, self.vectors[1], self.dtype, SPMV[name]
         )  # fmt: skip
@@ -257,13 +259,38 @@ class SpMV:
     def __call__(self) -> None:
         """Multiply, on the current stream."""
         self.library.call("SetStream", self.library.handle, Pointer(cupy.cuda.get_current_stream().ptr))
+        if self.plan:
+            x, y = self.vectors
+            self.library.call("SpMVOp", self.library.handle, self.plan, self.one, self.zero, x, y, y)
+            return
         self.library.call("SpMV", self.library.handle, *self.arguments, Pointer(self.buffer.ptr))
 
+    def _plan(self, algorithm: int) -> None:
+        """Prepare ``z = A x + 0 y``, with y for z."""
+        x, y = self.vectors
+        told = (NON_TRANSPOSE, self.matrix, x, y, y, self.dtype, algorithm)
+        size = Size()
+        self.library.call("SpMVOp_bufferSize", self.library.handle, *told, ctypes.byref(size))
+        self.buffer = cupy.cuda.alloc(max(size.value, 16))
+        self.library.call(
+            "SpMVOp_createDescr", self.library.handle, ctypes.byref(self.operation), *told, Pointer(self.buffer.ptr)
+        )
+        self.library.call(
+            "SpMVOp_createPlan", self.library.handle, self.operation, ctypes.byref(self.plan), None, Size(0)
+        )
+
     def __del__(self) -> None:
+        if self.plan:
+            self.library.call("SpMVOp_destroyPlan", self.plan)
+        if self.operation:
+            self.library.call("SpMVOp_destroyDescr", self.operation)
         if self.matrix:
             self.library.call("DestroySpMat", self.matrix)
         for vector in filter(None, self.vectors):
             self.library.call("DestroyDnVec", vector)
+
+    def _op(self, a: CSR, name: str) -> tuple[str, tuple[Any, ...]]:
+        return self._csr(a, name)
 
     def _csr(self, a: CSR, name: str) -> tuple[str, tuple[Any, ...]]:
         sizes = map(ctypes.c_int64, (*a.shape, a.nnz))

@@ -47,9 +47,6 @@ PREPARATIONS, PREPARE_S = 5, 1.0
 GRAPH_MS = 3.0
 """Milliseconds of products that a graph holds, about."""
 CPU_ROUNDS = 15
-LEAST_REAL = 100_000
-"""Nonzeros below which a real matrix is left out."""
-
 STREAM = """
 extern "C" __global__ void stream(const VALUE* v, const int* c, VALUE* out, const unsigned long long n) {
     VALUE sum = 0;
@@ -69,18 +66,17 @@ extern "C" __global__ void stream(const VALUE* v, const int* c, VALUE* out, cons
 
 def matrices(args: Any, folder: Path) -> Iterator[tuple[str, CSR]]:
     """Yield the name and the matrix of each that was asked for, on the host."""
-    known = suite.TINY if args.quick else suite.SUITE | suite.LARGE
+    known = suite.TINY if args.quick else suite.SUITE | suite.LARGE | suite.OTHER
     usual = suite.TINY if args.quick else [*suite.STREAMED, *suite.LARGE] if args.hybrid else suite.SUITE
     files = {f"real/{path.stem}": path for path in sorted(args.real.glob("*.npz"))} if args.real else {}
+    usual = suite.OTHER if args.other else usual
     names = [*usual, *files] if args.matrices is None else args.matrices.split(",")
     suite.prepare([name for name in names if name in known], folder, args.quick)
     for name in names:
         if name in known:
             yield name, suite.load(name, folder)
         else:
-            m = sp.load_npz(files[name]).tocsr()
-            if m.nnz >= LEAST_REAL:
-                yield name, from_scipy(m.astype(np.float64))
+            yield name, from_scipy(sp.load_npz(files[name]).tocsr().astype(np.float64))
 
 
 class Reference:
@@ -143,17 +139,23 @@ def stream_rate(a: CSR) -> float:
     return a.nnz * (a.dtype.itemsize + 4) / us * 1e6
 
 
-def peers(library: Any, a: CSR, reference: Reference) -> dict[str, float]:
-    """Return the microseconds of each of cuSPARSE's formats that takes the matrix and multiplies it right."""
+def peers(library: Any, a: CSR, reference: Reference) -> dict[str, tuple[float, float]]:
+    """Return the microseconds of a product and of its preparation, for each format of a cuSPARSE that is right."""
     import cupy
     import cusparse
 
     found = {}
     x, y = cupy.asarray(reference.x), cupy.empty(a.nrows, a.dtype)
-    for name in cusparse.SPMV:
+    for name in [*cusparse.SPMV, *cusparse.SPMV_OP]:
         y.fill(np.nan)
         try:
-            product = cusparse.SpMV(library, name, a, x, y)
+            prepared = []
+            for _ in range(2):  # the first loads kernels
+                cupy.cuda.Device().synchronize()
+                begin = time.perf_counter()
+                product = cusparse.SpMV(library, name, a, x, y)
+                cupy.cuda.Device().synchronize()
+                prepared.append(1e6 * (time.perf_counter() - begin))
             us = graph_us(product)
         except (cusparse.CusparseError, cupy.cuda.memory.OutOfMemoryError) as error:
             print(f"  cuSPARSE {name}: {error}")
@@ -161,7 +163,7 @@ def peers(library: Any, a: CSR, reference: Reference) -> dict[str, float]:
         result = cupy.empty_like(y)
         result[slice(None) if product.order is None else product.order] = y
         if reference.error(result.get()) <= TOLERANCE[a.dtype.name]:
-            found[name] = us
+            found[f"{library.version} {name}"] = us, prepared[-1]
         else:
             print(f"  cuSPARSE {name}: wrong")
     return found
@@ -169,6 +171,9 @@ def peers(library: Any, a: CSR, reference: Reference) -> dict[str, float]:
 
 METHODS: dict[str, Callable[[Any], Operator]] = {
     "auto": prepare.operator,
+    "auto, 1": lambda a: prepare.operator(a, uses=1),
+    "auto, 100": lambda a: prepare.operator(a, uses=100),
+    "auto, 100000": lambda a: prepare.operator(a, uses=100_000),
     "sell": lambda a: prepare.operator(a, "sell"),
     "sell, 32-bit": lambda a: prepare.sell_operator(a, 32, index="wide", block=1),
     "sell, 16-bit": lambda a: prepare.sell_operator(a, 32, index="narrow", block=1),
@@ -229,11 +234,14 @@ def on_gpu(args: Any, folder: Path) -> dict[str, Any]:
     import gpu_measure
     from cusparse import Cusparse
 
-    library, dtype, rows = Cusparse(), np.dtype(args.dtype), []
+    libraries = [Cusparse(path) for path in [None, *args.cusparse]]
+    dtype, rows = np.dtype(args.dtype), []
     for name, m in matrices(args, folder):
         a = gpu_measure.on_device(m, dtype)
         matrix, reference = csp.csr_matrix((a.data, a.indices, a.indptr), shape=a.shape), Reference(m, dtype)
-        theirs, rate = peers(library, a, reference), stream_rate(a)
+        measured = {format: us for library in libraries for format, us in peers(library, a, reference).items()}
+        theirs = {format: us for format, (us, _) in measured.items()}
+        rate = stream_rate(a)
         best = min(theirs, key=theirs.__getitem__)
         ours = {}
         for method in chosen(args, name):
@@ -244,9 +252,10 @@ def on_gpu(args: Any, folder: Path) -> dict[str, Any]:
             except InputError as error:
                 print(f"  {method}: left out ({error})")
         rows.append({"matrix": name, "nrows": m.nrows, "nnz": m.nnz, "cusparse_us": theirs, "cusparse_best": best,
+                     "cusparse_prepared_us": {format: us for format, (_, us) in measured.items()},
                      "stream_gb_s": rate / 1e9, "methods": ours})  # fmt: skip
         show(rows[-1])
-    gpu = {**record.gpu(), "cusparse": library.version}
+    gpu = {**record.gpu(), "cusparse": [library.version for library in libraries]}
     return {"gpu": gpu, "dtype": dtype.name, "results": rows, "summary": summary(rows), "long_rows": long_rows(args)}
 
 
@@ -279,8 +288,7 @@ def shared(args: Any, folder: Path) -> dict[str, Any]:
         prepared = time.perf_counter() - begin
         x, ys = cupy.asarray(reference.x), [cupy.full(m.nrows, np.nan, args.dtype) for _ in range(2)]
         calls = [functools.partial(one.matvec, x, out=y) for one, y in zip((alone, both), ys, strict=True)]
-        captured = launched_us if alone.method == "cusparse" else graph_us
-        turns = [(captured(calls[0]), launched_us(calls[0]), launched_us(calls[1])) for _ in range(REPLAYS)]
+        turns = [(graph_us(calls[0]), launched_us(calls[0]), launched_us(calls[1])) for _ in range(REPLAYS)]
         graph, one_by_one, ours = (statistics.median(times) for times in zip(*turns, strict=True))
         error = max(reference.error(y.get()) for y in ys)
         rows.append({
@@ -393,7 +401,9 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="on the CPU; without a GPU that is all there is")
     parser.add_argument("--folder", type=Path, help="keeps the matrices; a temporary one by default")
     parser.add_argument("--matrices", help="names, separated by commas")
+    parser.add_argument("--other", action="store_true", help="kinds of matrix that the choice was not tuned on")
     parser.add_argument("--real", type=Path, help="a folder of .npz files to measure as well")
+    parser.add_argument("--cusparse", type=Path, action="append", default=[], help="the file of another cuSPARSE")
     parser.add_argument("--methods", help="names, separated by commas, with + for a comma and a space in a name")
     parser.add_argument("--dtype", choices=TOLERANCE, default="float64")
     parser.add_argument("--hybrid", action="store_true", help="rows shared by the GPU and cores, beside the GPU alone")

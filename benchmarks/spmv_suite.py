@@ -168,6 +168,51 @@ TINY: dict[str, Callable[[], CSR]] = {
     "rmat_12": lambda: rmat(12, 8, 31),
 }
 """Sizes for a test."""
+
+
+def lengths_of(rows: int, mean: float, spread: float, most: int, seed: int) -> Integers:
+    """Return log-normal lengths of rows: `spread` is the deviation of their logarithms."""
+    drawn = np.exp(generator(seed).normal(0, spread, rows))
+    return np.clip(np.rint(drawn * mean / drawn.mean()), 1, most).astype(np.int64)
+
+
+def scattered(rows: int, columns: int, lengths: Integers, seed: int, skew: float = 1.0) -> CSR:
+    """Return rows of these lengths; columns are drawn with density ``skew * u ** (skew - 1)``, duplicates merged."""
+    draw = generator(seed)
+    place = draw.permutation(columns)
+    found = place[(columns * draw.random(int(lengths.sum())) ** skew).astype(np.int64)]
+    keys = np.unique(np.repeat(np.arange(rows), lengths) * columns + found)
+    counts = np.bincount(keys // columns, minlength=rows)
+    indptr = np.append(0, np.cumsum(counts))
+    return CSR(indptr, (keys % columns).astype(np.int32), values(len(keys), seed), (rows, columns))
+
+
+def ontology(size: int, wide: int, seed: int) -> CSR:
+    """Return a tree's ancestors: a few entries a row, and `wide` rows that list a share of all others."""
+    lengths = lengths_of(size, 12, 0.7, 200, seed)
+    lengths[generator(seed + 1).choice(size, wide, replace=False)] = np.geomspace(size / 2, 300, wide).astype(np.int64)
+    return scattered(size, size, lengths, seed, 2.0)
+
+
+OTHER: dict[str, Callable[[], CSR]] = {
+    "optimisation_507": lambda: scattered(507, 63_000, lengths_of(507, 900, 1.0, 30_000, 61), 61),
+    "optimisation_t": lambda: scattered(63_000, 507, lengths_of(63_000, 7, 0.3, 30, 62), 62),
+    "constraints_40": lambda: scattered(40, 300_000, lengths_of(40, 60_000, 0.5, 200_000, 63), 63),
+    "ontology_50k": lambda: ontology(50_000, 12, 64),
+    "proteins_20k": lambda: scattered(20_000, 20_000, lengths_of(20_000, 36, 1.2, 2_000, 65), 65, 2.0),
+    "social_80k": lambda: scattered(80_000, 80_000, lengths_of(80_000, 10, 1.5, 5_000, 66), 66, 3.0),
+    "power_law_1500k": lambda: scattered(1_500_000, 1_500_000, lengths_of(1_500_000, 9.5, 1.6, 50_000, 67), 67, 2.0),
+    "fem4_60": lambda: stencil((60, 60, 60), CROSS, 4),
+    "fem3_45_noderand": lambda: reordered(stencil((45, 45, 45), BOX, 3), 68, 3),
+    "mesh_60k": lambda: mesh(60_000, 12, 69),
+    "mesh_900k": lambda: mesh(900_000, 14, 70),
+    "mesh_900k_rand": lambda: reordered(mesh(900_000, 14, 70), 71),
+    "s27_95": lambda: stencil((95, 95, 95), BOX),
+    "s9_2d_1200": lambda: stencil((1, 1200, 1200), tuple(step for step in BOX if step[0] == 0)),
+    "rmat_17": lambda: rmat(17, 16, 72),
+    "circuit_200k": lambda: circuit(200_000, 73),
+}
+"""Kinds and sizes that no constant of the choice was tuned on."""
 LONG_ROWS: Callable[[], CSR] = lambda: skewed(20_000, 2_000, 51)  # noqa: E731
 FEM = ("s27_108", "elas3_70", "elas3_70_noderand", "tet_1m", "tet_1m_rand")
 STREAMED = ("s27_108", "s7_atmosmodl", "elas3_70", "tet_1m")
@@ -180,9 +225,9 @@ def path_of(name: str, folder: Path) -> Path:
 
 
 def _store(folder: Path, tiny: bool, name: str) -> None:
-    m = (TINY if tiny else SUITE | LARGE)[name]()
+    m = (TINY if tiny else SUITE | LARGE | OTHER)[name]()
     partial = path_of(name, folder).with_suffix(".partial.npz")
-    np.savez(partial, indptr=m.indptr, indices=m.indices, data=m.data)
+    np.savez(partial, indptr=m.indptr, indices=m.indices, data=m.data, shape=m.shape)
     partial.replace(path_of(name, folder))
 
 
@@ -201,5 +246,5 @@ def prepare(names: Iterable[str], folder: Path, tiny: bool = False) -> None:
 def load(name: str, folder: Path) -> CSR:
     """Return a matrix that `prepare` has made."""
     with np.load(path_of(name, folder)) as arrays:
-        indptr = arrays["indptr"]
-        return CSR(indptr, arrays["indices"], arrays["data"], (len(indptr) - 1, len(indptr) - 1))
+        nrows, ncols = (int(size) for size in arrays["shape"])
+        return CSR(arrays["indptr"], arrays["indices"], arrays["data"], (nrows, ncols))

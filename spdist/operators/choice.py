@@ -6,8 +6,8 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -20,13 +20,19 @@ from spdist.kernels.spmv.sell import sell
 from spdist.kernels.spmv.sell.format import LANES
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import is_on_gpu
+from spdist.operators import estimates
+
+if TYPE_CHECKING:
+    from spdist.kernels.spmv.sell.build_gpu import Survey
 
 CPU_LANES = 16
 """Lanes of a SELL chunk on the CPU: their sums fill two vector registers, so that no addition waits for another."""
 DEFAULT_USES = 1000
 """Products for which a matrix is prepared if the caller gives no number."""
 TRIAL_USES = 50
-"""Candidates are timed from this number of uses on."""
+"""Candidates are timed on the CPU from this number of uses on."""
+SURVEY_USES = 10
+"""The rows are surveyed on the GPU from this number of uses on."""
 TRIALS = 6
 """Timed products of a candidate, after an untimed one; even, because some forms alternate their direction."""
 GOOD_SHARE = 0.7
@@ -43,6 +49,15 @@ log = logging.getLogger("spdist")
 
 BY_CALLER = "the caller's choice"
 """Reason for a method that the caller named."""
+
+
+class Dtypes(NamedTuple):
+    """Dtypes of an operator."""
+
+    sums: np.dtype[Any]
+    """In which products are summed."""
+    stored: np.dtype[Any]
+    """In which values are stored."""
 
 
 class Choice(NamedTuple):
@@ -91,8 +106,9 @@ def makers_for(m: CSR, threads: int, stored: np.dtype[Any]) -> Makers:
         if square:
             made["ehyb"] = lambda: PreparedEhyb(ehyb.build(m, dtype=stored))
         made["csr"] = lambda: PreparedCsr(converted, csr_spmv.row_width(m.nrows, m.nnz))
-        if stored == m.dtype:
+        if stored == m.dtype and m.indptr.dtype == m.indices.dtype:
             made["cusparse"] = lambda: PreparedCusparse(m)
+            made["cusparse_coo"] = lambda: PreparedCusparse(m, with_rows=True)
     else:
         made["scipy"] = lambda: PreparedCsr(converted)
     return made
@@ -118,10 +134,10 @@ class Trial:
         self.found[name] = seconds, matrix
         return seconds
 
-    def best(self) -> tuple[str, PreparedMatrix]:
-        """Return the fastest candidate, and its name."""
+    def best(self) -> Choice:
+        """Return the fastest candidate."""
         name = min(self.found, key=lambda key: self.found[key][0])
-        return name, self.found[name][1]
+        return Choice(self.found[name][1], name, f"auto: fastest of {self.report()}", self.threads)
 
     def report(self) -> str:
         """List all times, fastest first, for people."""
@@ -129,23 +145,51 @@ class Trial:
         return ", ".join(f"{name} {1e6 * seconds:,.1f} us" for name, (seconds, _) in ordered)
 
 
-def choose(m: CSR, dtype: np.dtype[Any], makers: Makers, uses: int, threads: int) -> Choice:
-    """Prepare a matrix by "auto": in SELL for few uses, in the fastest form of a trial for many.
+def choose(m: CSR, dtypes: Dtypes, makers: Makers, uses: int, threads: int) -> Choice:
+    """Prepare a matrix by "auto": in the form whose preparation and `uses` products take least.
 
-    `dtype`: dtype in which products are summed.
     `makers`: as `makers_for` returns them.
-    `uses`: expected products.
     """
-    if uses < TRIAL_USES or not m.nnz:
+    if not m.nnz:
         name = "sell" if max(m.shape) < 2**31 else "csr" if is_on_gpu(m.data) else "scipy"
-        matrix, why = makers[name](), f"auto: the model's choice for {uses:,} uses"
+        found = Choice(makers[name](), name, "auto: there is nothing to multiply", threads)
     else:
-        trial = Trial(m, dtype, threads)
-        (_try_on_gpu if is_on_gpu(m.data) else _try_on_cpu)(trial, makers, uses)
-        name, matrix = trial.best()
-        why = f"auto: fastest of {trial.report()}"
-    log.debug("%s: %s", name, why)
-    return Choice(matrix, name, why, threads)
+        found = (_choose_on_gpu if is_on_gpu(m.data) else _choose_on_cpu)(m, dtypes, makers, uses, threads)
+    log.debug("%s: %s", found.method, found.why)
+    return found
+
+
+def _choose_on_cpu(m: CSR, dtypes: Dtypes, makers: Makers, uses: int, threads: int) -> Choice:
+    """Take SELL for few uses, the fastest form of a trial for many."""
+    if uses < TRIAL_USES:
+        return Choice(makers["sell"](), "sell", f"auto: the model's choice for {uses:,} uses", threads)
+    trial = Trial(m, dtypes.sums, threads)
+    for name in ("scipy", "sell", "bsr"):
+        if name in makers:
+            trial.add(name, makers[name])
+    return trial.best()
+
+
+def _choose_on_gpu(m: CSR, dtypes: Dtypes, makers: Makers, uses: int, threads: int) -> Choice:
+    """Take the form that the model expects to be fastest; time others too if they may repay that."""
+    plain = "cusparse" if "cusparse" in makers else "csr"
+    if uses < SURVEY_USES or max(m.shape) >= 2**31:
+        return Choice(makers[plain](), plain, f"auto: {uses:,} uses do not repay a look at the rows", threads)
+    survey = sell.survey_rows(m)
+    costs = estimates.on_gpu(m, survey, dtypes.stored.itemsize)
+    costs = {name: cost for name, cost in costs.items() if name in makers}
+    name = min(costs, key=lambda key: costs[key].total(uses))
+    best = costs[name].product
+    if name == "sell" and uses * best * estimates.TRIAL_GAIN > estimates.TRIAL_S:
+        trial = Trial(m, dtypes.sums, threads)
+        _try_on_gpu(trial, survey, dtypes.stored, makers, uses)
+        return trial.best()
+    other = min((key for key in costs if key != name), key=lambda key: costs[key].total(uses))
+    after = estimates.repaid_after(costs[name], costs[other])
+    times = ", ".join(f"{key} {1e6 * cost.product:,.1f} us" for key, cost in costs.items())
+    repaid = f", which repays its preparation after {after:,.0f} products" if after else ""
+    made = PreparedSell(sell.build(m, dtype=dtypes.stored, survey=survey)) if name == "sell" else makers[name]()
+    return Choice(made, name, f"auto: {name} is best for {uses:,} uses by the model: {times}{repaid}", threads)
 
 
 def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, threads: int | None) -> Choice:
@@ -159,7 +203,7 @@ def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, thread
     count = threads or count_cpus()
 
     def on_gpu(rows: CSR) -> PreparedMatrix:
-        return choose(rows, dtype, makers_for(rows, count, stored), uses, count).prepared
+        return choose(rows, Dtypes(dtype, stored), makers_for(rows, count, stored), uses, count).prepared
 
     def on_host(rows: CSR) -> PreparedMatrix:
         return makers_for(rows, count, stored)["sell"]()
@@ -174,25 +218,24 @@ def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, thread
     return Choice(found or whole, HYBRID, f"{HYBRID}: {why}", count)
 
 
-def _try_on_cpu(trial: Trial, makers: Makers, uses: int) -> None:
-    for name in ("scipy", "sell", "bsr"):
-        if name in makers:
-            trial.add(name, makers[name])
-
-
-def _try_on_gpu(trial: Trial, makers: Makers, uses: int) -> None:
+def _try_on_gpu(trial: Trial, survey: Survey, stored: np.dtype[Any], makers: Makers, uses: int) -> None:
     """Time the forms that keep the order of rows; then a reordering, if reads of x are so slow that it may pay."""
     m = trial.m
-    seconds = trial.add("sell", makers["sell"])
-    if m.nrows < LANES * sell.SPREAD_ROWS:
-        dtype = cast(PreparedSell, trial.found["sell"][1]).matrix.dtype
-        trial.add("sell of one lane a row", lambda: PreparedSell(sell.build(m, height=LANES, dtype=dtype)))
-    for name in ("csr", "cusparse"):
+
+    def build(rows: Survey) -> PreparedSell:
+        return PreparedSell(sell.build(m, dtype=stored, survey=rows))
+
+    seconds = trial.add("sell", functools.partial(build, survey))
+    made = cast(PreparedSell, trial.found["sell"][1])
+    for most in (survey.sharing.most // 4, survey.sharing.most * 2):
+        other = replace(survey, sharing=survey.sharing._replace(most=most))
+        if most and other.rest != survey.rest:
+            trial.add(f"sell of {most} entries a lane", functools.partial(build, other))
+    for name in ("csr", "cusparse", "cusparse_coo"):
         if name in makers:
             trial.add(name, makers[name])
-    made = cast(PreparedSell, trial.found["sell"][1])
     moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
-    floor = moved / _bandwidth(_device())
+    floor = moved / estimates.bandwidth(_device())
     worth = uses * (seconds - floor) > REORDERING * seconds
     name = "popular" if len(made.matrix.long_rows) else "levels"  # with a few very long rows there are no levels
     if worth and seconds * GOOD_SHARE > floor and moved > _cache(_device()) and name in makers:
@@ -217,7 +260,7 @@ def cpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
 
 
 def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
-    """Return the mean seconds of a product on the GPU, without launch times if a CUDA graph can hold the product.
+    """Return the mean seconds of a product on the GPU, without launch times: in a CUDA graph.
 
     `matrix`: A prepared form of `m`, on the GPU.
     `m`: only its shape is read.
@@ -236,11 +279,9 @@ def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
     cupy.cuda.get_current_stream().synchronize()
     with stream:
         matrix.multiply(x, y, threads)
-        launch: Callable[[], Any] = multiply_all
-        if not isinstance(matrix, PreparedCusparse):
-            stream.begin_capture()
-            multiply_all()
-            launch = stream.end_capture().launch
+        stream.begin_capture()
+        multiply_all()
+        launch = stream.end_capture().launch
         launch()
         begin.record(stream)
         launch()
@@ -253,16 +294,6 @@ def _device() -> int:
     import cupy
 
     return int(cupy.cuda.runtime.getDevice())
-
-
-@functools.cache
-def _bandwidth(number: int) -> float:
-    """Return the bytes a second that a device's memory moves, by its clock and width."""
-    import cupy
-
-    attribute = cupy.cuda.runtime.deviceGetAttribute
-    clock_khz, bits = (attribute(which, number) for which in (36, 37))  # memory clock, bus width
-    return float(2e3 * clock_khz * bits / 8)
 
 
 @functools.cache

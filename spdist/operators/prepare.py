@@ -21,7 +21,7 @@ from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy
 from spdist.matrices.dtypes import IndexArray, is_on_gpu
 from spdist.operators import choice
-from spdist.operators.choice import DEFAULT_USES, HYBRID, Choice
+from spdist.operators.choice import DEFAULT_USES, HYBRID, Choice, Dtypes
 from spdist.operators.operator import ENCODING, Operator
 from spdist.storage.groups import read_arrays
 
@@ -85,7 +85,7 @@ def operator(
     if (isinstance(a, BSR) or is_scipy_bsr(a)) and not is_on_gpu(m.data):
         makers["bsr"] = lambda: PreparedBsr(_blocks_of(a, stored))
     if method == "auto":
-        return Operator(choice.choose(m, wanted, makers, uses, count), m.shape, wanted, m)
+        return Operator(choice.choose(m, Dtypes(wanted, stored), makers, uses, count), m.shape, wanted, m)
     return Operator(choice.prepare_by(m, method, count, makers), m.shape, wanted, m)
 
 

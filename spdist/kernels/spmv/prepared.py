@@ -6,7 +6,7 @@ Every form multiplies ``(ncols,)`` and ``(ncols, k)`` arrays in C order on the d
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from spdist.errors import MatrixError
 from spdist.foundation.units import counted
 from spdist.kernels.spmv import bsr as bsr_spmv
 from spdist.kernels.spmv import csr as csr_spmv
-from spdist.kernels.spmv import ehyb, reorder
+from spdist.kernels.spmv import cusparse, ehyb, reorder
 from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.ehyb import Ehyb
 from spdist.kernels.spmv.sell import multiply_gpu, sell
@@ -108,22 +108,34 @@ class PreparedCsr(_OneMatrix):
 
 @dataclass(frozen=True, eq=False)
 class PreparedCusparse(_OneMatrix):
-    """The given CSR, multiplied by cuSPARSE through CuPy."""
+    """The given CSR, multiplied by cuSPARSE as it is, or with the row of each entry beside it (COO)."""
 
     matrix: CSR
+    with_rows: bool = False
 
     def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
         """Return ``a @ x``."""
         import cupy
-        from cupyx import cusparse
 
-        if x.ndim == 1:
-            return cusparse.spmv(self._cupyx, x, out)
+        if x.ndim == 1 and x.dtype == self.matrix.dtype:
+            y = cupy.empty(self.matrix.nrows, x.dtype) if out is None else out
+            self._described.multiply(x, y)
+            return y
         y = self._cupyx @ x
         if out is None:
             return cupy.ascontiguousarray(y)
         out[...] = y
         return out
+
+    @functools.cached_property
+    def _described(self) -> cusparse.Matrix:
+        import cupy
+
+        m = self.matrix
+        if not self.with_rows:
+            return cusparse.Matrix(m)
+        rows = cupy.searchsorted(m.indptr, cupy.arange(m.nnz), side="right") - 1
+        return cusparse.Matrix(m, rows.astype(m.indices.dtype))
 
     @functools.cached_property
     def _cupyx(self) -> Any:
@@ -135,9 +147,15 @@ class PreparedCusparse(_OneMatrix):
         made.sum_duplicates()
         return made
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of the matrix."""
+        m = self.matrix
+        return int(m.nbytes) + self.with_rows * (m.nnz * m.indices.itemsize - int(m.indptr.nbytes))
+
     def describe(self) -> str:
         """Describe the form, for people."""
-        return "CSR, by cuSPARSE"
+        return f"{'COO' if self.with_rows else 'CSR'}, by cuSPARSE"
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +255,6 @@ def from_arrays(kind: type[Any], arrays: dict[str, Any], facts: dict[str, Any], 
             parts[field.name] = arrays[name]
         elif name in facts:
             parts[field.name] = tuple(facts[name]) if isinstance(facts[name], list) else facts[name]
-        else:
+        elif field.default is MISSING:
             raise MatrixError(f"the stored operator has no {name}: prepare it again")
     return kind(**parts)

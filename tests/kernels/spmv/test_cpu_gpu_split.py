@@ -253,7 +253,8 @@ def gpu_forms(monkeypatch):
         if not choice.is_on_gpu(m.data):
             return makers(m, threads, stored)
         data = array(np.asarray(m.data, stored))
-        return {"sell": lambda: Late(type(m)(m.indptr, m.indices, data, m.shape))}
+        form = Late(type(m)(m.indptr, m.indices, data, m.shape))
+        return {"sell": lambda: form, "csr": lambda: form}
 
     monkeypatch.setattr(choice, "makers_for", of_either)
     monkeypatch.setattr(choice, "gpu_seconds", lambda *arguments: 1.0)

@@ -120,15 +120,17 @@ PLACES = [
 ]
 
 
+def longest_in_chunks(lengths):
+    """Return the entries above which rows stay in CSR: so many that a GPU has an SM for each."""
+    return next(long for long in (256, 512, 1024, 2048) if long == 2048 or (lengths > long).sum() <= 132)
+
+
 def placed(lengths, height=0, sigma="auto"):
     """Return sigma, the row at each position, and the first position, lanes of a row and rows of each chunk."""
-    nrows, nnz, lanes, most = len(lengths), int(lengths.sum()), 1, 64
-    while not height and lanes < 8 and nrows * lanes < 1 << 16:
-        lanes *= 2
-    while most > 8 and nnz * 64 < most << 23:
-        most //= 2
-    high, limit = height or 32 // lanes, 2048 if height else min(max(most, 4 * nnz // max(nrows, 1)), 2048)
-    rest, tall = np.flatnonzero(lengths <= limit), np.flatnonzero((lengths > limit) & (lengths <= 2048))
+    nnz, high = int(lengths.sum()), height or 32
+    most = [4, 8, 16, 32, 64][int(np.searchsorted([80_000, 500_000, 1_000_000, 4_000_000], nnz, side="right"))]
+    limit, longest = 2048 if height else most, 2048 if height else longest_in_chunks(lengths)
+    rest, tall = np.flatnonzero(lengths <= limit), np.flatnonzero((lengths > limit) & (lengths <= longest))
 
     def ordered(window):
         return rest[np.lexsort((-lengths[rest], np.arange(len(rest)) // window))] if window > 1 else rest
@@ -141,10 +143,10 @@ def placed(lengths, height=0, sigma="auto"):
         sigma = choose_window(slots, int(lengths[rest].sum()), len(rest), high, 10, 4)
     tall = tall[np.argsort(-lengths[tall], kind="stable")]
     chunks = []
-    for lanes in (32, 16, 8, 4, 2, 1):  # of rows of more entries than `low`, and of at most twice as many
-        low, above = most * lanes // 2 if lanes > 1 else 0, most * lanes if lanes < 32 else 2048
+    for lanes in (32, 16, 8, 4, 2):  # of rows of more entries than `low`, and of at most twice as many
+        low, above = most * lanes // 2, most * lanes if lanes < 32 else 2048
         some = np.flatnonzero((lengths[tall] > low) & (lengths[tall] <= above)) + len(rest)
-        step = min(32 // lanes, high)
+        step = 32 // lanes
         chunks += [(some[i], 32 // step, len(some[i : i + step])) for i in range(0, len(some), step)]
     chunks += [(i, 32 // high, min(high, len(rest) - i)) for i in range(0, len(rest), high)]
     return sigma, np.append(ordered(sigma), tall), chunks
@@ -164,13 +166,13 @@ def test_rows_go_where_they_belong(name, options):
         first, rows = a.chunks[:, 2] & 0xFFFFFFFF, a.chunks[:, 3] >> 40 & 255
         found = np.stack([first, lanes, rows], axis=1)
         np.testing.assert_array_equal(found, np.reshape(chunks, (-1, 3)))
-        long = np.flatnonzero(lengths > 2048)
+        long = np.flatnonzero(lengths > (2048 if options.get("height") else longest_in_chunks(lengths)))
         kept = m.to_scipy()[long]
         np.testing.assert_array_equal(a.long_rows, long)
         for array, wanted in (("long_indptr", kept.indptr), ("long_indices", kept.indices), ("long_data", kept.data)):
             np.testing.assert_array_equal(getattr(a, array), wanted)
         np.testing.assert_array_equal(np.isin(a.pieces[a.row_pieces], a.long_indptr), True)
-        assert np.diff(a.pieces).max(initial=0) <= layout.PIECE
+        assert np.diff(a.pieces).max(initial=0) <= layout.WHOLE
         back = sell.to_csr(a)
         for array in ("indptr", "indices", "data"):
             np.testing.assert_array_equal(getattr(back, array), getattr(m, array))
@@ -249,15 +251,16 @@ def test_dense_blocks_are_found(side, found):
 
 @pytest.mark.parametrize("least", [2048, 1 << 20])  # entries of a piece: rows of several, rows of one
 def test_rows_of_all_lengths(monkeypatch, least):
-    monkeypatch.setattr(layout, "PIECE", least)
+    for name in ("PIECE", "WHOLE"):
+        monkeypatch.setattr(layout, name, least)
     rng = np.random.default_rng(3)
     lengths = np.append(rng.integers(0, 9, 5000), [70, 130, 260, 520, 1030, 2040, 2050, 9000, 2048, 2049])
     rng.shuffle(lengths)
     columns = np.concatenate([rng.choice(10_000, n, replace=False) for n in lengths])
     m = sp.csr_matrix((rng.random(len(columns)), columns, np.append(0, np.cumsum(lengths))), (len(lengths), 10_000))
     a = sell.build(on_gpu(as_csr(m)))
-    assert len(a.long_rows) == 3
-    assert (len(a.pieces) > 4) == (least == 2048)
+    assert len(a.long_rows) == 8
+    assert (len(a.pieces) > 9) == (least == 2048)
     check(a, m)
     assert abs(sell.to_csr(a).to_scipy() - m).max() == 0
 
@@ -267,7 +270,7 @@ def test_products_go_both_ways_to_the_same_bits():
     import cupy
 
     rng = np.random.default_rng(4)
-    lengths = np.append(rng.integers(0, 5, 40_000), [1500, 700])
+    lengths = np.append(rng.integers(0, 5, 40_000), [250, 200])
     rng.shuffle(lengths)
     columns = rng.integers(0, 10_000, lengths.sum())
     m = as_csr(sp.csr_matrix((rng.random(len(columns)), columns, np.append(0, np.cumsum(lengths))), (40_002, 10_000)))

@@ -148,7 +148,7 @@ __device__ __forceinline__ i64 take_tile(u64* state) {
     return tile;
 }
 
-// Divide the rows: rows of up to `limit` entries, tall rows of more, and long rows of more than LONG, which stay in CSR.
+// Divide the rows: rows of up to `limit` entries, tall rows of more, and long rows of more than `most`, which stay in CSR.
 //
 // Launch  block 1024, a thread a row.
 // Shared  a sum for each warp.
@@ -157,16 +157,16 @@ __device__ __forceinline__ i64 take_tile(u64* state) {
 //         number of entries; all in ascending order.
 template <typename Pointer>
 __global__ void __launch_bounds__(1024)
-sell_part(const i64 nrows, const int limit, const i64 nrest, const i64 nlong, const Pointer* __restrict__ indptr, u64* state,
-          int* __restrict__ rows, int* __restrict__ long_rows, i64* __restrict__ bounds) {
+sell_part(const i64 nrows, const int limit, const int most, const i64 nrest, const i64 nlong,
+          const Pointer* __restrict__ indptr, u64* state, int* __restrict__ rows, int* __restrict__ long_rows, i64* __restrict__ bounds) {
     constexpr int HALF = 31;  // two sums in a word: rows of up to `limit` entries, and tall rows
     const i64 tile = take_tile(state), row = tile * 1024 + threadIdx.x;
     const bool valid = row < nrows;
     const i64 begin = valid ? indptr[row] : 0, length = valid ? indptr[row + 1] - begin : 0;
-    const u64 before = scan(!valid || length > LONG ? 0 : length > limit ? 1ull << HALF : 1, tile, state);
+    const u64 before = scan(!valid || length > most ? 0 : length > limit ? 1ull << HALF : 1, tile, state);
     if (!valid) return;
     const i64 rest = before & ((1ull << HALF) - 1), tall = before >> HALF, i = row - rest - tall;
-    if (length > LONG) long_rows[i] = (int)row, bounds[i] = begin, bounds[nlong + i] = length;
+    if (length > most) long_rows[i] = (int)row, bounds[i] = begin, bounds[nlong + i] = length;
     else rows[length > limit ? nrest + tall : rest] = (int)row;
 }
 

@@ -21,15 +21,16 @@ from spdist.kernels.spmv.sell.format import (
     GPU_LONG,
     LANES,
     SAMPLES,
-    WARPS_WANTED,
     WINDOW,
 )
 from spdist.kernels.spmv.sell.layout import (
     Placement,
+    Sharing,
     choose_window,
     cut_long_rows,
     list_places,
     no_long_rows,
+    share,
     sort_by_length,
     sort_groups,
 )
@@ -39,12 +40,6 @@ from spdist.matrices.dtypes import IndexArray
 FILE = "spmv/sell/build.cu"
 SURVEY_BLOCKS = 1024
 """Most thread blocks that count the rows of each length: each adds its counts to the counts of all."""
-LANE_ENTRIES = 64
-"""Entries of a lane from which more lanes share a row of a large matrix, whose rows are sorted all together."""
-LEAST_ENTRIES = 8
-"""Entries of a lane from which more lanes share a row of a small matrix, which waits for its longest lane."""
-LARGE = 1 << 23
-"""Nonzeros of a large matrix."""
 
 
 def placing(index: str, pointer: str) -> tuple[str, ...]:
@@ -60,30 +55,31 @@ class Survey:
     counts: IndexArray  # (GPU_LONG + 2,) int64: rows of each number of entries; the last: of more than `GPU_LONG`
     slots: int  # sum of the widths of chunks of `height` rows, unsorted, if no row is longer
     blocked: IndexArray  # (len(BLOCKS),) int64: rows of the sample in blocks of each side
-    height: int  # rows of a chunk
-    limit: int  # entries above which a row is tall: several lanes share it
+    height: int  # rows of a chunk of rows that are not tall
+    sharing: Sharing
 
     @functools.cached_property
     def rest(self) -> int:
         """Rows that are neither tall nor long."""
-        return int(self.counts[: self.limit + 1].sum())
+        return int(self.counts[: self.sharing.most + 1].sum())
 
-    @property
+    @functools.cached_property
     def long(self) -> int:
         """Rows that stay in CSR."""
-        return int(self.counts[-1])
+        return int(self.counts[self.sharing.long + 1 :].sum())
 
     def tall(self, entries: int) -> int:
         """Return the number of tall rows with more than `entries` entries."""
-        return int(self.counts[max(entries, self.limit) + 1 : -1].sum())
+        return int(self.counts[max(entries, self.sharing.most) + 1 : self.sharing.long + 1].sum())
 
     def entries(self) -> int:
         """Return the entries of the rows that are neither tall nor long."""
-        return int(self.counts[: self.limit + 1] @ np.arange(self.limit + 1))
+        return int(self.counts[: self.sharing.most + 1] @ np.arange(self.sharing.most + 1))
 
     def sorted_slots(self) -> int:
         """Return the sum of the widths of chunks of these, sorted all together."""
-        longer = self.rest - np.cumsum(self.counts[: self.limit + 1])  # than 0, 1, 2, ...: of as many chunks the first
+        # than 0, 1, 2, ...: of as many chunks the first
+        longer = self.rest - np.cumsum(self.counts[: self.sharing.most + 1])
         return int((-(-longer // self.height)).sum())
 
 
@@ -105,11 +101,11 @@ class Builder:
     @functools.cached_property
     def survey(self) -> Survey:
         """Lengths of the rows, and how many rows of a sample are blocked."""
-        nrows, nnz = self.a.nrows, self.a.nnz
+        nrows = self.a.nrows
         stride = max(1, nrows // SAMPLES)
         samples = ceil_div(nrows, stride)
         found = self.xp.zeros(GPU_LONG + 3 + len(BLOCKS), np.int64)
-        height = self.height or LANES // _threads(nrows)
+        height = self.height or LANES
         if nrows:
             grid = ceil_div(samples, 256) + min(ceil_div(nrows, 256), SURVEY_BLOCKS)
             self._launch(f"sell_survey<{self.types}>", grid, (
@@ -117,8 +113,8 @@ class Builder:
             ))  # fmt: skip
         host = found.get()
         counts, slots, blocked = host[: GPU_LONG + 2], int(host[GPU_LONG + 2]), host[GPU_LONG + 3 :]
-        limit = GPU_LONG if self.height else min(max(_lane_entries(nnz), 4 * nnz // max(nrows, 1)), GPU_LONG)
-        return Survey(counts, slots, blocked, height, limit)
+        sharing = Sharing(GPU_LONG, GPU_LONG) if self.height else share(counts, self.a.nnz)
+        return Survey(counts, slots, blocked, height, sharing)
 
     def find_block(self) -> int:
         """Return the side of the dense blocks that most sampled rows are made of; 1 without dense blocks."""
@@ -146,10 +142,10 @@ class Builder:
         if sigma == "auto":
             sigma = choose_window(self._slots, survey.entries(), survey.rest, survey.height, entry_bytes, 4)
         rows = self._ordered(sigma)
-        most, start, runs = _lane_entries(self.a.nnz), survey.rest, []
-        for threads in (32, 16, 8, 4, 2, 1) if survey.tall(0) else ():
+        most, start, runs = survey.sharing.most, survey.rest, []
+        for threads in (32, 16, 8, 4, 2) if survey.tall(0) else ():
             end = survey.rest + survey.tall(most * threads // 2)  # rows of more entries get `threads` lanes
-            runs.append((start, end - start, min(LANES // threads, survey.height)))
+            runs.append((start, end - start, LANES // threads))
             start = end
         return Placement(self._cut([*runs, (0, survey.rest, survey.height)]), rows, sigma)
 
@@ -162,8 +158,8 @@ class Builder:
             return None, long_rows
         rows, tiles = self.xp.empty(nrows - survey.long, np.int32), ceil_div(nrows, 1024)
         self._launch(f"sell_part<{self.pointer}>", tiles, (
-            nrows, survey.limit, survey.rest, survey.long, self.a.indptr, self.xp.zeros(tiles + 1, np.int64), rows,
-            long_rows, self._notes[2:],
+            nrows, survey.sharing.most, survey.sharing.long, survey.rest, survey.long, self.a.indptr,
+            self.xp.zeros(tiles + 1, np.int64), rows, long_rows, self._notes[2:],
         ), 1024)  # fmt: skip
         return rows, long_rows
 
@@ -287,19 +283,3 @@ class Builder:
 
     def _launch(self, name: str, grid: int | tuple[int, int], arguments: tuple[Any, ...], block: int = 256) -> None:
         module(FILE, self.placing if name in self.placing else (name,))(name, grid, block, arguments)
-
-
-def _threads(nrows: int) -> int:
-    """Return the lanes of a row that give a GPU enough chunks."""
-    threads = 1
-    while threads < 8 and nrows * threads < WARPS_WANTED * LANES:
-        threads *= 2
-    return threads
-
-
-def _lane_entries(nnz: int) -> int:
-    """Return the entries of a lane from which more lanes take a row: a power of 2."""
-    most = LANE_ENTRIES
-    while most > LEAST_ENTRIES and nnz * LANE_ENTRIES < LARGE * most:
-        most //= 2
-    return most

@@ -51,8 +51,6 @@ FEW_LISTS = 1 / 8
 """Share of the chunks up to which chunks of diagonals do not share their lists."""
 GPU_LONG, CPU_LONG = SELL_LONG, 512
 """Entries above which a row stays in CSR, and is shared among thread blocks or among threads."""
-WARPS_WANTED = 2048
-"""Chunks that occupy a GPU; if a matrix has fewer, more lanes share a row."""
 
 
 class Chunk(NamedTuple):

@@ -16,13 +16,15 @@ import numpy as np
 
 from spdist.kernels.rounding import ceil_div
 from spdist.kernels.spmv.device_array import DeviceArray
-from spdist.kernels.spmv.sell.format import WINDOW
+from spdist.kernels.spmv.sell.format import GPU_LONG, WINDOW
 from spdist.matrices.dtypes import INT32_MAX, IndexArray
 from spdist.matrices.dtypes import is_on_gpu as is_on_gpu
 from spdist.matrices.dtypes import module_of as module_of
 
-PIECE = 2048
+PIECE = 4096
 """Least entries of a piece of a long row."""
+WHOLE = 1 << 14
+"""Entries up to which long rows are not cut, if none has more: adding up their pieces is a launch more."""
 PIECES = 256
 """Pieces into which a whole matrix would be cut, so that a long row takes no longer than the rest of the matrix."""
 
@@ -121,12 +123,44 @@ def list_places(nchunks: int) -> int:
     return 1 << (8 * nchunks).bit_length()
 
 
+class Sharing(NamedTuple):
+    """How many lanes of a GPU share a row."""
+
+    most: int
+    """Entries that a lane takes of a row by itself; tall rows have more, and lanes enough for as many entries each."""
+    long: int
+    """Entries above which a row stays in CSR, to be multiplied by a thread block."""
+
+
+LANE_ENTRIES = ((80_000, 4), (500_000, 8), (1_000_000, 16), (4_000_000, 32))
+"""Of a matrix with fewer nonzeros than this: entries of a lane, so that a GPU has warps enough to hide its latency."""
+MOST_ENTRIES = 64
+"""Entries of a lane of larger matrices."""
+LONG_BLOCKS = 132
+"""Rows that have a thread block each at most, unless they have more entries than a warp could hold: about one an SM."""
+LEAST_LONG = 256
+"""Entries of a row that stays in CSR, at least."""
+
+
+def share(counts: IndexArray, nnz: int) -> Sharing:
+    """Choose how many lanes of a GPU share a row.
+
+    `counts`: (GPU_LONG + 2,): rows of each number of entries; the last: of more.
+    """
+    most = next((entries for below, entries in LANE_ENTRIES if nnz < below), MOST_ENTRIES)
+    long = LEAST_LONG
+    while long < GPU_LONG and counts[long + 1 :].sum() > LONG_BLOCKS:
+        long *= 2
+    return Sharing(most, long)
+
+
 def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray, IndexArray]:
     """Return the offsets of the rows that stay in CSR, the starts of their pieces, and the first piece of each row.
 
     `counts`: (nlong,): entries of each, on the host.
     """
-    indptr, size = np.append(0, np.cumsum(counts)), max(PIECE, nnz // PIECES)
+    piece = WHOLE if counts.max(initial=0) <= WHOLE else PIECE
+    indptr, size = np.append(0, np.cumsum(counts)), max(piece, nnz // PIECES)
     row_pieces = np.append(0, np.cumsum(-(-counts // size)))
     row = np.repeat(np.arange(len(counts)), np.diff(row_pieces))
     starts = indptr[row] + (np.arange(row_pieces[-1]) - row_pieces[row]) * size

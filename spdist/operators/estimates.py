@@ -1,0 +1,89 @@
+"""Estimate how long a GPU takes to prepare a matrix in a form, and to multiply it with a vector.
+
+The constants were fitted on matrices that `benchmarks/spmv_suite.py` does not hold: design 019.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from spdist.kernels.spmv import csr as csr_spmv
+from spdist.matrices.csr import CSR
+
+if TYPE_CHECKING:
+    from spdist.kernels.spmv.sell.build_gpu import Survey
+
+SELL_START, CSR_START, CUSPARSE_START = 1.3e-6, 1.7e-6, 5e-6
+"""Seconds of a product of next to nothing, in a CUDA graph."""
+SELL_SHARE, CSR_SHARE = 0.9, 0.6
+"""Shares of the memory's bandwidth that a product of a large matrix reaches."""
+SELL_INDEX, CSR_INDEX = 2.5, 4
+"""Bytes of a column index."""
+STEP_S = 1e-7
+"""Seconds that a lane of a long row takes for each of its entries."""
+BUILD_S, SKEWED_S, BUILD_PRODUCTS = 3.5e-4, 3.5e-4, 15
+"""A conversion to SELL: seconds, more of them if rows are tall or long, and products of a large matrix."""
+SURVEY_S, DESCRIBE_S = 6e-5, 3e-5
+"""Seconds of a survey of the rows, and of making cuSPARSE's descriptor."""
+TRIAL_S = 2e-3
+"""Seconds of preparing and timing the forms that might be faster than the one chosen here."""
+TRIAL_GAIN = 0.1
+"""Share of a product that such a trial saves, about."""
+
+
+class Costs(NamedTuple):
+    """Seconds of a form."""
+
+    prepare: float
+    product: float
+
+    def total(self, uses: int) -> float:
+        """Return the seconds of the preparation and `uses` products."""
+        return self.prepare + uses * self.product
+
+
+def on_gpu(m: CSR, survey: Survey, value_bytes: int) -> dict[str, Costs]:
+    """Return the costs of the forms that keep the order of rows and columns.
+
+    `value_bytes`: of a stored value.
+    """
+    rate, width = bandwidth(_device()), csr_spmv.row_width(m.nrows, m.nnz)
+    long = np.flatnonzero(survey.counts)
+    longest = int(long[-1]) if len(long) else 0
+    if longest == len(survey.counts) - 1:
+        longest = m.nnz  # rows of more entries are counted together
+    more = SKEWED_S if survey.rest < m.nrows else 0.0
+    sell = SELL_START + m.nnz * (value_bytes + SELL_INDEX) / (SELL_SHARE * rate)
+    plain = m.nnz * (value_bytes + CSR_INDEX) / (CSR_SHARE * rate)
+    return {
+        "sell": Costs(BUILD_S + more + BUILD_PRODUCTS * (sell - SELL_START), sell),
+        "csr": Costs(0.0, CSR_START + plain + STEP_S * longest / width),
+        "cusparse": Costs(DESCRIBE_S, CUSPARSE_START + plain),
+    }
+
+
+def repaid_after(found: Costs, other: Costs) -> float:
+    """Return the products that repay what one form takes longer to prepare than another; inf if none do."""
+    gain = other.product - found.product
+    more = max(found.prepare - other.prepare, 0.0)
+    return more / gain if gain > 0 else math.inf if more else 0.0
+
+
+def _device() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.getDevice())
+
+
+@functools.cache
+def bandwidth(number: int) -> float:
+    """Return the bytes a second that a device's memory moves, by its clock and width."""
+    import cupy
+
+    attribute = cupy.cuda.runtime.deviceGetAttribute
+    clock_khz, bits = (attribute(which, number) for which in (36, 37))  # memory clock, bus width
+    return float(2e3 * clock_khz * bits / 8)
