@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,14 @@ SURVEY_USES = 10
 """The rows are surveyed on the GPU from this number of uses on."""
 TRIALS = 6
 """Timed products of a candidate, after an untimed one; even, because some forms alternate their direction."""
+TRIAL_S, TRIAL_GAIN = 4e-3, 0.02
+"""Seconds of a trial of forms on the GPU, about, and the share of a product that it saves."""
+TRIED = 1.5
+"""Forms that the model takes to be slower than this share of the best are not timed."""
+TRIAL_PRODUCTS_S = 1e-4
+"""Seconds of products that suffice to time a candidate on the GPU."""
+ORDER_GAIN = {"levels": 0.7, "popular": 0.3}
+"""Share of the time above the memory's that an order saves, about."""
 GOOD_SHARE = 0.7
 """A form that reaches this share of the memory's bandwidth is not reordered."""
 REORDERING = 200
@@ -179,17 +187,15 @@ def _choose_on_gpu(m: CSR, dtypes: Dtypes, makers: Makers, uses: int, threads: i
     costs = estimates.on_gpu(m, survey, dtypes.stored.itemsize)
     costs = {name: cost for name, cost in costs.items() if name in makers}
     name = min(costs, key=lambda key: costs[key].total(uses))
-    best = costs[name].product
-    if name == "sell" and uses * best * estimates.TRIAL_GAIN > estimates.TRIAL_S:
-        trial = Trial(m, dtypes.sums, threads)
-        _try_on_gpu(trial, survey, dtypes.stored, makers, uses)
-        return trial.best()
-    other = min((key for key in costs if key != name), key=lambda key: costs[key].total(uses))
-    after = estimates.repaid_after(costs[name], costs[other])
-    times = ", ".join(f"{key} {1e6 * cost.product:,.1f} us" for key, cost in costs.items())
-    repaid = f", which repays its preparation after {after:,.0f} products" if after else ""
-    made = PreparedSell(sell.build(m, dtype=dtypes.stored, survey=survey)) if name == "sell" else makers[name]()
-    return Choice(made, name, f"auto: {name} is best for {uses:,} uses by the model: {times}{repaid}", threads)
+    why = f"auto: the best for {uses:,} uses by the model, {estimates.compared(name, costs, uses)}"
+    if name != "sell":
+        return Choice(makers[name](), name, why, threads)
+    made = PreparedSell(sell.build(m, dtype=dtypes.stored, survey=survey))
+    trial = Trial(m, dtypes.sums, threads)
+    _try_orders(trial, made, makers, uses)
+    if uses * costs[name].product * TRIAL_GAIN > TRIAL_S:
+        _try_forms(trial, made, survey, costs, makers)
+    return trial.best() if trial.found else Choice(made, name, why, threads)
 
 
 def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, threads: int | None) -> Choice:
@@ -218,28 +224,36 @@ def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, thread
     return Choice(found or whole, HYBRID, f"{HYBRID}: {why}", count)
 
 
-def _try_on_gpu(trial: Trial, survey: Survey, stored: np.dtype[Any], makers: Makers, uses: int) -> None:
-    """Time the forms that keep the order of rows; then a reordering, if reads of x are so slow that it may pay."""
-    m = trial.m
+def _try_orders(trial: Trial, made: PreparedSell, makers: Makers, uses: int) -> None:
+    """Time another order of rows and columns, if reads of x are so slow that it may repay its preparation."""
+    m, few = trial.m, len(made.matrix.long_rows) > 0
+    name = "popular" if few else "levels"  # with a few very long rows there are no levels
+    moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
+    if name not in makers or moved <= _cache(_device()) or uses * ORDER_GAIN[name] < REORDERING:
+        return
+    seconds = trial.add("sell", lambda: made)
+    slower = seconds - moved / estimates.bandwidth(_device())
+    if slower > (1 - GOOD_SHARE) * seconds and uses * ORDER_GAIN[name] * slower > REORDERING * seconds:
+        trial.add(name, makers[name])
+
+
+def _try_forms(
+    trial: Trial, made: PreparedSell, survey: Survey, costs: dict[str, estimates.Costs], makers: Makers
+) -> None:
+    """Time forms that keep the order of rows and are not much slower by the model; more and less shared rows too."""
 
     def build(rows: Survey) -> PreparedSell:
-        return PreparedSell(sell.build(m, dtype=stored, survey=rows))
+        return PreparedSell(sell.build(trial.m, dtype=made.matrix.dtype, survey=rows))
 
-    seconds = trial.add("sell", functools.partial(build, survey))
-    made = cast(PreparedSell, trial.found["sell"][1])
-    for most in (survey.sharing.most // 4, survey.sharing.most * 2):
+    if "sell" not in trial.found:
+        trial.add("sell", lambda: made)
+    for most in (survey.sharing.most // 2, survey.sharing.most * 2):
         other = replace(survey, sharing=survey.sharing._replace(most=most))
-        if most and other.rest != survey.rest:
+        if other.rest != survey.rest:
             trial.add(f"sell of {most} entries a lane", functools.partial(build, other))
-    for name in ("csr", "cusparse", "cusparse_coo"):
-        if name in makers:
+    for name, cost in costs.items():
+        if name != "sell" and cost.product < TRIED * costs["sell"].product:
             trial.add(name, makers[name])
-    moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
-    floor = moved / estimates.bandwidth(_device())
-    worth = uses * (seconds - floor) > REORDERING * seconds
-    name = "popular" if len(made.matrix.long_rows) else "levels"  # with a few very long rows there are no levels
-    if worth and seconds * GOOD_SHARE > floor and moved > _cache(_device()) and name in makers:
-        trial.add(name, makers[name])
 
 
 def cpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: int) -> float:
@@ -270,10 +284,12 @@ def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
     import cupy
 
     x, y = cupy.ones(m.ncols, dtype), cupy.empty(m.nrows, dtype)
+    least = matrix.nbytes / estimates.bandwidth(_device())
+    trials = TRIALS if TRIALS * least < TRIAL_PRODUCTS_S else 2
     stream, begin, end = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(), cupy.cuda.Event()
 
     def multiply_all() -> None:
-        for _ in range(TRIALS):
+        for _ in range(trials):
             matrix.multiply(x, y, threads)
 
     cupy.cuda.get_current_stream().synchronize()
@@ -287,7 +303,7 @@ def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
         launch()
         end.record(stream)
         end.synchronize()
-    return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / TRIALS
+    return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / trials
 
 
 def _device() -> int:

@@ -17,22 +17,18 @@ from spdist.matrices.csr import CSR
 if TYPE_CHECKING:
     from spdist.kernels.spmv.sell.build_gpu import Survey
 
-SELL_START, CSR_START, CUSPARSE_START = 1.3e-6, 1.7e-6, 5e-6
+SELL_START, CSR_START, CUSPARSE_START, COO_START = 1.3e-6, 1.7e-6, 8e-6, 3.5e-6
 """Seconds of a product of next to nothing, in a CUDA graph."""
 SELL_SHARE, CSR_SHARE = 0.9, 0.6
 """Shares of the memory's bandwidth that a product of a large matrix reaches."""
-SELL_INDEX, CSR_INDEX = 2.5, 4
-"""Bytes of a column index."""
+SELL_INDEX, CSR_INDEX, COO_INDEX = 2.5, 4, 8
+"""Bytes of the place of an entry."""
 STEP_S = 1e-7
 """Seconds that a lane of a long row takes for each of its entries."""
 BUILD_S, SKEWED_S, BUILD_PRODUCTS = 3.5e-4, 3.5e-4, 15
 """A conversion to SELL: seconds, more of them if rows are tall or long, and products of a large matrix."""
-SURVEY_S, DESCRIBE_S = 6e-5, 3e-5
-"""Seconds of a survey of the rows, and of making cuSPARSE's descriptor."""
-TRIAL_S = 2e-3
-"""Seconds of preparing and timing the forms that might be faster than the one chosen here."""
-TRIAL_GAIN = 0.1
-"""Share of a product that such a trial saves, about."""
+DESCRIBE_S, ROWS_S = 3e-5, 1e-4
+"""Seconds of making cuSPARSE's descriptor, and of writing the row of each entry."""
 
 
 class Costs(NamedTuple):
@@ -63,7 +59,16 @@ def on_gpu(m: CSR, survey: Survey, value_bytes: int) -> dict[str, Costs]:
         "sell": Costs(BUILD_S + more + BUILD_PRODUCTS * (sell - SELL_START), sell),
         "csr": Costs(0.0, CSR_START + plain + STEP_S * longest / width),
         "cusparse": Costs(DESCRIBE_S, CUSPARSE_START + plain),
+        "cusparse_coo": Costs(ROWS_S, COO_START + m.nnz * (value_bytes + COO_INDEX) / (CSR_SHARE * rate)),
     }
+
+
+def compared(name: str, costs: dict[str, Costs], uses: int) -> str:
+    """Compare the form chosen with the others, for people."""
+    other = min((key for key in costs if key != name), key=lambda key: costs[key].total(uses))
+    after = repaid_after(costs[name], costs[other])
+    repaid = f"; its preparation is repaid after {after:,.0f} products" if 0 < after < math.inf else ""
+    return ", ".join(f"{key} {1e6 * cost.product:,.1f} us" for key, cost in costs.items()) + repaid
 
 
 def repaid_after(found: Costs, other: Costs) -> float:

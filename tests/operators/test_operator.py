@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -10,11 +12,12 @@ import scipy.sparse.linalg as sla
 import spdist
 from spdist.errors import CorruptError, InputError, MatrixError
 from spdist.matrices.bsr import BSR
+from tests.conftest import random_matrix
 from tests.kernels.bsr.test_multiply_cpu import block_matrix
 from tests.kernels.spmv.test_sell import stencil
 
 HOST_METHODS = ("auto", "sell", "scipy", "levels", "popular")
-GPU_METHODS = ("auto", "sell", "csr", "cusparse", "levels", "popular")
+GPU_METHODS = ("auto", "sell", "csr", "cusparse", "cusparse_coo", "levels", "popular")
 
 
 def vectors(n: int) -> list[np.ndarray]:
@@ -274,3 +277,41 @@ def test_products_go_into_graphs():
 def test_threads_that_are_no_number_are_refused(threads):
     with pytest.raises(InputError, match=r"threads=.* must be a whole number of at least 1"):
         spdist.operator(sp.eye_array(3, format="csr"), threads=threads)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("uses", "even", "skewed"), [
+    (1, "cusparse", "cusparse"), (100, "csr", "cusparse_coo"), (5000, "sell", "sell"), (200_000, "sell", "sell"),
+])  # fmt: skip
+def test_uses_are_what_a_preparation_must_repay(uses, even, skewed):
+    import cupy
+    import cupyx.scipy.sparse as csp
+
+    rng = np.random.default_rng(5)
+    lengths = np.append(np.full(8000, 5), np.full(30, 900))
+    columns = rng.integers(0, 8030, lengths.sum())
+    uneven = sp.csr_matrix((rng.random(len(columns)), columns, np.append(0, np.cumsum(lengths))), (8030, 8030))
+    for m, method in ((stencil(20), even), (uneven, skewed)):
+        a = spdist.operator(csp.csr_matrix(m.astype(float)), uses=uses)
+        assert a.method.startswith(method), a.why
+        assert ("repaid after" in a.why) == (1 < uses < 200_000 and method != "csr"), a.why
+        x = rng.random(m.shape[1])
+        np.testing.assert_allclose((a @ cupy.asarray(x)).get(), m @ x, rtol=1e-12)
+
+
+@pytest.mark.gpu
+def test_cusparse_takes_what_cupy_gives():
+    import cupy
+    import cupyx.scipy.sparse as csp
+
+    m = random_matrix(300, 200, 5.0, 3)
+    for method in ("cusparse", "cusparse_coo"):
+        for dtype in ("f4", "f8", "c8", "c16"):
+            a = pickle.loads(pickle.dumps(spdist.operator(csp.csr_matrix(m.astype(dtype)), method)))
+            x = np.random.default_rng(1).random((200, 3)).astype(dtype)
+            for one in (x[:, 0].copy(), x, x.astype("c16")):
+                np.testing.assert_allclose(
+                    (a @ cupy.asarray(one)).get(), m @ one, rtol=1e-4 if dtype in "f4c8" else 1e-12
+                )
+        empty = spdist.operator(csp.csr_matrix((5, 0)), method)
+        np.testing.assert_array_equal((empty @ cupy.ones(0)).get(), np.zeros(5))

@@ -122,13 +122,15 @@ PLACES = [
 
 def longest_in_chunks(lengths):
     """Return the entries above which rows stay in CSR: so many that a GPU has an SM for each."""
-    return next(long for long in (256, 512, 1024, 2048) if long == 2048 or (lengths > long).sum() <= 132)
+    return next(long for long in (256, 512, 1024, 2048) if long == 2048 or (lengths > long).sum() <= 200)
 
 
 def placed(lengths, height=0, sigma="auto"):
     """Return sigma, the row at each position, and the first position, lanes of a row and rows of each chunk."""
     nnz, high = int(lengths.sum()), height or 32
-    most = [4, 8, 16, 32, 64][int(np.searchsorted([80_000, 500_000, 1_000_000, 4_000_000], nnz, side="right"))]
+    skewed = lengths.max(initial=0) > min(2048, 4 * nnz / max(len(lengths), 1))
+    below = [80_000, 4_000_000, 20_000_000] if skewed else [80_000, 500_000, 1_000_000, 4_000_000]
+    most = [4, 8, 16, 64 if skewed else 32, 64][int(np.searchsorted(below, nnz, side="right"))]
     limit, longest = 2048 if height else most, 2048 if height else longest_in_chunks(lengths)
     rest, tall = np.flatnonzero(lengths <= limit), np.flatnonzero((lengths > limit) & (lengths <= longest))
 

@@ -70,11 +70,14 @@ __device__ __forceinline__ bool spans_fit(const int width, const int unit, const
     return true;
 }
 
-// Count a row where it is blocked, for each side of blocks.
+constexpr int PROBED = 512;  // entries of the longest row that one thread looks through
+
+// Count a row where it is blocked, for each side of blocks; a longer one than PROBED is not.
 template <typename Index, typename Pointer>
 __device__ __forceinline__ void probe(const i64 row, const i64 nrows, const Pointer* __restrict__ indptr,
                                       const Index* __restrict__ indices, i64* found) {
-    if (indptr[row] == indptr[row + 1]) return;
+    const Pointer length = indptr[row + 1] - indptr[row];
+    if (length == 0 || length > PROBED) return;
     if (is_blocked<2>(row, nrows, indptr, indices)) atomic_add(found, (i64)1);
     if (is_blocked<3>(row, nrows, indptr, indices)) atomic_add(found + 1, (i64)1);
     if (is_blocked<4>(row, nrows, indptr, indices)) atomic_add(found + 2, (i64)1);

@@ -234,7 +234,8 @@ class Builder:
             return no_long_rows(xp, dtype)
         rows, noted = self._parted[1], self._noted
         cut = cut_long_rows(noted[2 + n :], a.nnz)
-        indptr, pieces, row_pieces = (xp.asarray(array) for array in cut)
+        there = xp.asarray(np.concatenate(cut))  # one copy
+        indptr, pieces, row_pieces = there[: n + 1], there[n + 1 : -(n + 1)], there[-(n + 1) :].astype(np.int32)
         indices, data = xp.empty(int(cut[0][-1]), np.int32), xp.empty(int(cut[0][-1]), dtype)
         name = f"sell_copy<{c_type(np.dtype(a.dtype))}, {c_type(dtype)}, {C_TYPES[np.dtype(a.indices.dtype)]}>"
         self._launch(name, len(cut[1]) - 1, (

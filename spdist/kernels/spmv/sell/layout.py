@@ -132,24 +132,31 @@ class Sharing(NamedTuple):
     """Entries above which a row stays in CSR, to be multiplied by a thread block."""
 
 
-LANE_ENTRIES = ((80_000, 4), (500_000, 8), (1_000_000, 16), (4_000_000, 32))
+EVEN_ENTRIES = ((80_000, 4), (500_000, 8), (1_000_000, 16), (4_000_000, 32))
 """Of a matrix with fewer nonzeros than this: entries of a lane, so that a GPU has warps enough to hide its latency."""
+SKEWED_ENTRIES = ((80_000, 4), (4_000_000, 8), (20_000_000, 16))
+"""The same if some rows are far longer than others: such rows are waited for."""
 MOST_ENTRIES = 64
 """Entries of a lane of larger matrices."""
-LONG_BLOCKS = 132
-"""Rows that have a thread block each at most, unless they have more entries than a warp could hold: about one an SM."""
+SKEWED = 4
+"""Times a mean row that the longest row of a skewed matrix exceeds."""
+LONG_BLOCKS = 200
+"""Rows that have a thread block each, at most, unless they have more entries than a warp should hold."""
 LEAST_LONG = 256
 """Entries of a row that stays in CSR, at least."""
 
 
 def share(counts: IndexArray, nnz: int) -> Sharing:
-    """Choose how many lanes of a GPU share a row.
+    """Choose how many lanes of a GPU share a row, by constants fitted to measured times: design 018.
 
     `counts`: (GPU_LONG + 2,): rows of each number of entries; the last: of more.
     """
-    most = next((entries for below, entries in LANE_ENTRIES if nnz < below), MOST_ENTRIES)
-    long = LEAST_LONG
-    while long < GPU_LONG and counts[long + 1 :].sum() > LONG_BLOCKS:
+    longest = len(counts) - 1 - int(np.argmax(counts[::-1] > 0))
+    skewed = longest > GPU_LONG or longest * int(counts.sum()) > SKEWED * nnz
+    rule = SKEWED_ENTRIES if skewed else EVEN_ENTRIES
+    most = next((entries for below, entries in rule if nnz < below), MOST_ENTRIES)
+    longer, long = np.cumsum(counts[::-1])[::-1], LEAST_LONG
+    while long < GPU_LONG and longer[long + 1] > LONG_BLOCKS:
         long *= 2
     return Sharing(most, long)
 
