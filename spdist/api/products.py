@@ -186,6 +186,11 @@ def matmul(a: Any, b: Any, out: str | Path | None = None, **keywords: Unpack[Mat
     >>> matmul(stored, stored, "memory://C.zarr", transpose_b=True, overwrite=True).nnz
     4
     """
+    if not keywords and out is None and hasattr(a, "indptr"):
+        from spdist.inmemory import small
+
+        if (c := small.multiply(a, b)) is not None:
+            return c
     from spdist.jobs import dispatch
 
     product, execution, output = options_of(matmul, keywords, ProductOptions, ExecutionOptions, OutputOptions)

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from spdist.errors import InputError
 from spdist.foundation.other_objects import refuse_other_objects
 from spdist.foundation.units import check_count
-from spdist.inmemory import block_operands, cupy_operands, host_operands, torch_tensors
+from spdist.inmemory import block_operands, cupy_operands, host_operands, small, torch_tensors
 from spdist.kernels.product_spec import ProductSpec, is_by_columns
 from spdist.kernels.semirings import find, transposed
 from spdist.matrices.checks import check_mask_shape, check_product_shapes
@@ -145,6 +145,8 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
            [0, 2, 1],
            [0, 0, 2]])
     """
+    if method == "auto" and not keywords and (c := small.multiply(a, b)) is not None:
+        return c
     product, options = options_of(spgemm, {**keywords, "method": method}, ProductOptions, InMemoryOptions)
     return multiply(a, b, product, options)
 

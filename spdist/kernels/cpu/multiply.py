@@ -42,6 +42,10 @@ def multiply(
     plain, or Numba does not compile a function of the specification.
     """
     product = prepare(a, b, engine, threads, workspace_limit, spec)
+    if product.engine == SCIPY and workspace_limit is None and _thread_count(product, None, a.nrows) == 1:
+        from spdist.kernels.cpu import scipy_engine
+
+        return scipy_engine.whole_product(product)
     return _make_rows(product, None, 0)
 
 
@@ -96,10 +100,7 @@ def _make_rows(product: PreparedProduct, capacity: int | None, start: int) -> CS
 
 def _fill_buffers(product: PreparedProduct, capacity: int | None, start: int, stop: int) -> tuple[int, int, CSR]:
     """Return how many rows fit, the entries of these rows and of the first that did not fit, and the buffers."""
-    size = capacity
-    if size is None or product.spec.fused:
-        size = estimate_products(product.a, product.b, SIZE_SAMPLE)
-    threads = min(product.threads, size // PARALLEL_PRODUCTS + 1, stop - start)
+    threads = _thread_count(product, capacity, stop - start)
     rows_of_c = _rows_of(product, start, stop, threads)
     # Memory that is never written to is never taken.
     entries = min(rows_of_c.bound, (stop - start) * product.longest)
@@ -110,6 +111,14 @@ def _fill_buffers(product: PreparedProduct, capacity: int | None, start: int, st
     indices, data = np.empty(entries + 1, product.index_dtype), np.empty(entries + 1, product.dtype)
     rows, needed = rows_of_c.make(RowBuffers(indices, data, indptr[1:], entries))
     return rows, needed, CSR(indptr, indices, data, (stop - start, product.b.ncols))
+
+
+def _thread_count(product: PreparedProduct, capacity: int | None, rows: int) -> int:
+    """Return how many threads rows of a product are worth."""
+    size = capacity
+    if size is None or product.spec.fused:
+        size = estimate_products(product.a, product.b, SIZE_SAMPLE)
+    return min(product.threads, size // PARALLEL_PRODUCTS + 1, rows)
 
 
 def _rows_of(product: PreparedProduct, start: int, stop: int, threads: int) -> RowsOfProduct:

@@ -156,6 +156,11 @@ def mark_loaded(product: PreparedProduct) -> None:
     _loaded.add(_specialisation(product.a, product.b, product.spec.sort))
 
 
+def kernels_are_loaded(dtype: np.dtype[Any], inner: int, ncols: int) -> bool:
+    """Whether this process has loaded the plain kernels that sort, for the columns of A and B and a dtype of both."""
+    return (dtype, index_dtype(inner), index_dtype(ncols), ncols > WINDOW, True) in _loaded
+
+
 def _specialisation(a: MatrixSizes, b: MatrixSizes, sort: bool) -> tuple[Any, ...]:
     """Return what a compiled kernel depends on: dtypes, the width, and whether it sorts."""
     return result_dtype(a.dtype, b.dtype), index_dtype(a.ncols), index_dtype(b.ncols), b.ncols > WINDOW, bool(sort)

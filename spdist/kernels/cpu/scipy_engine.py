@@ -13,16 +13,20 @@ from scipy.sparse import _sparsetools
 from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers
 from spdist.kernels.cpu.product_counts import row_products
 from spdist.kernels.cpu.workspace import SCIPY_SCRATCH_ENTRIES, SCIPY_SLICE_PRODUCTS
+from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, IndexArray, Int64Array, ValueArray
 
 
-class _Arrays(NamedTuple):
+class Arrays(NamedTuple):
     """A CSR matrix with offsets and indices of one dtype, as SciPy's loops take it."""
 
     indptr: IndexArray
     indices: IndexArray
     data: ValueArray
 
+
+MOST_COMPARED = 4096
+"""Entries that are sorted by comparing them sooner than by transposing them twice."""
 
 FillRows = Callable[[int, int, RowBuffers], tuple[int, int]]
 """Makes rows ``[start, stop)`` of C in buffers.
@@ -47,20 +51,30 @@ class ScipyRows:
         return RowSlices(self.product, fill, out, self.start, self.stop).run(self.threads)
 
 
+def whole_product(product: PreparedProduct) -> CSR:
+    """Make all rows in the caller's thread; their entries are counted before, so that nothing is copied."""
+    a, b = product.a, product.b
+    dtype = np.dtype(np.int64 if max(a.nnz, b.nnz, b.ncols) > INT32_MAX else np.int32)
+    left, right = (Arrays(m.indptr.astype(dtype), m.indices.astype(dtype, copy=False), m.data) for m in (a, b))
+    c = structural_product((a.nrows, b.ncols), left, right, sort=product.spec.sort, twice=True)
+    indices = c.indices.astype(product.index_dtype, copy=False)
+    return CSR(c.indptr.astype(np.int64, copy=False), indices, c.data, (a.nrows, b.ncols))
+
+
 def _filler(product: PreparedProduct) -> FillRows:
     """Return a function that makes rows by SciPy."""
     a, b = product.a, product.b
     int64 = max(a.nnz, b.nnz, b.ncols) > INT32_MAX
     dtype = np.dtype(np.int64 if int64 else np.int32)
-    right = _Arrays(b.indptr.astype(dtype, copy=False), b.indices.astype(dtype, copy=False), b.data)
+    right = Arrays(b.indptr.astype(dtype, copy=False), b.indices.astype(dtype, copy=False), b.data)
 
     def fill(start: int, stop: int, out: RowBuffers) -> tuple[int, int]:
         done, at = 0, 0
         while start + done < stop:
             last, _ = slice_stop(product, start + done, stop)
             rows = a.rows(start + done, last)
-            left = _Arrays(rows.indptr.astype(dtype, copy=False), rows.indices.astype(dtype, copy=False), rows.data)
-            c = _structural_product((last - start - done, b.ncols), left, right, sort=product.spec.sort)
+            left = Arrays(rows.indptr.astype(dtype, copy=False), rows.indices.astype(dtype, copy=False), rows.data)
+            c = structural_product((last - start - done, b.ncols), left, right, sort=product.spec.sort)
             fits = int(np.searchsorted(c.indptr, out.capacity - at, side="right")) - 1
             nnz = int(c.indptr[fits])
             out.indices[at : at + nnz] = c.indices[:nnz]
@@ -185,19 +199,19 @@ class RowSlices:
             self.changed.notify_all()
 
 
-def _structural_product(shape: tuple[int, int], a: _Arrays, b: _Arrays, *, sort: bool) -> _Arrays:
+def structural_product(shape: tuple[int, int], a: Arrays, b: Arrays, *, sort: bool, twice: bool = False) -> Arrays:
     """Return the structural product of two matrices whose indices have one dtype; sort its rows if they must be.
 
     SciPy's loop leaves out entries that come out as zero, but counts them first. If some are missing, the full pattern
     comes from a second product, of ones, which has no zeros.
+    `twice`: whether there is memory for the product twice, with which it is sorted sooner.
     """
     count = int(_sparsetools.csr_matmat_maxnnz(*shape, a.indptr, a.indices, b.indptr, b.indices))
     c = _product(shape, count, a, b)
     nnz = int(c.indptr[-1])
-    if sort or nnz < count:
-        _sparsetools.csr_sort_indices(shape[0], *c)
     if nnz == count:
-        return c
+        return _sorted(shape, c, twice) if sort else c
+    _sparsetools.csr_sort_indices(shape[0], *c)
     ones = (m._replace(data=np.ones(len(m.indices), np.bool_)) for m in (a, b))
     pattern = _product(shape, count, *ones)
     _sparsetools.csr_sort_indices(shape[0], *pattern)
@@ -207,11 +221,28 @@ def _structural_product(shape: tuple[int, int], a: _Arrays, b: _Arrays, *, sort:
     return pattern._replace(data=full)
 
 
-def _product(shape: tuple[int, int], count: int, a: _Arrays, b: _Arrays) -> _Arrays:
+def _sorted(shape: tuple[int, int], c: Arrays, twice: bool) -> Arrays:
+    """Sort rows without duplicates: by two transpositions, which compare nothing, or in place."""
+    if not twice or len(c.indices) < MOST_COMPARED or shape[1] > 2 * len(c.indices):
+        _sparsetools.csr_sort_indices(shape[0], *c)
+        return c
+    return sort_rows(shape, c, c)
+
+
+def sort_rows(shape: tuple[int, int], m: Arrays, out: Arrays) -> Arrays:
+    """Sort the rows of a matrix by two transpositions; entries of one column keep their order. `out` may be `m`."""
+    indptr = np.empty(shape[1] + 1, m.indptr.dtype)
+    columns = Arrays(indptr, np.empty_like(m.indices), np.empty_like(m.data))
+    _sparsetools.csr_tocsc(shape[0], shape[1], *m, *columns)
+    _sparsetools.csr_tocsc(shape[1], shape[0], *columns, *out)
+    return out
+
+
+def _product(shape: tuple[int, int], count: int, a: Arrays, b: Arrays) -> Arrays:
     """Run SciPy's compiled product into arrays of `count` entries."""
     dtype = np.result_type(a.indptr, np.int64 if count > INT32_MAX else np.int32)
     left, right = ([x.astype(dtype, copy=False) for x in m[:2]] for m in (a, b))
-    c = _Arrays(np.empty(shape[0] + 1, dtype), np.empty(count, dtype), np.empty(count, a.data.dtype))
+    c = Arrays(np.empty(shape[0] + 1, dtype), np.empty(count, dtype), np.empty(count, a.data.dtype))
     _sparsetools.csr_matmat(*shape, left[0], left[1], a.data, right[0], right[1], b.data, *c)
     return c
 

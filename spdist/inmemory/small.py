@@ -1,0 +1,92 @@
+"""Small plain products of SciPy's matrices: its compiled loops, with as little around them as can be.
+
+All other products, and all errors, are left to `spgemm`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse import _sparsetools
+
+from spdist.kernels.cpu.prepare import kernels_are_loaded
+from spdist.kernels.cpu.scipy_engine import Arrays, sort_rows, structural_product
+from spdist.matrices.csr import is_scipy
+from spdist.matrices.dtypes import check_dtype, result_dtype
+
+FEW = 1 << 14
+"""Products that SciPy adds up sooner than Numba's kernels are called."""
+MANY = 1 << 17
+"""Products up to which SciPy makes all of them, if Numba's kernels are not loaded; and entries of an operand."""
+_INDEX, _UNSIGNED = np.dtype(np.int32), np.dtype(np.uint32)
+
+
+def multiply(a: Any, b: Any) -> Any:
+    """Return ``a @ b`` as `spgemm` does; None if that is no small product of two matrices without duplicates."""
+    if not (is_scipy(a) and is_scipy(b)) or "bsr" in (a.format, b.format):
+        return None
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or a.nnz > MANY or b.nnz > MANY:
+        return None
+    if not (a.dtype.isnative and b.dtype.isnative):
+        return None
+    by_columns = a.format == b.format == "csc"
+    m, n = (b.T, a.T) if by_columns else (a.tocsr(), a if b is a else b.tocsr())
+    left = _canonical(m)
+    right = left if n is m else _canonical(n)
+    if left is None or right is None:
+        return None
+    c = _multiply(left, right, (m.shape[0], n.shape[1]))
+    if c is None:
+        return None
+    kind: Any = sp.csr_array if isinstance(a, sp.sparray) else sp.csr_matrix
+    out = kind((m.shape[0], n.shape[1]), dtype=c.data.dtype)
+    out.indptr, out.indices, out.data = c
+    out.has_canonical_format = True
+    return out.T if by_columns else out
+
+
+def _multiply(a: Arrays, b: Arrays, shape: tuple[int, int]) -> Arrays | None:
+    """Return the product of two canonical matrices, if it is small."""
+    products = int(np.add.reduce((b.indptr[1:] - b.indptr[:-1])[a.indices], dtype=np.int64))
+    if products > MANY or shape[1] > max(4 * products, FEW):  # it would clear more columns than it multiplies
+        return None
+    dtype = a.data.dtype
+    if dtype != b.data.dtype:
+        dtype = result_dtype(dtype, b.data.dtype)
+        a, b = (m._replace(data=m.data.astype(dtype, copy=False)) for m in (a, b))
+    if products > FEW and kernels_are_loaded(dtype, len(b.indptr) - 1, shape[1]):
+        return None
+    check_dtype(dtype)
+    return structural_product(shape, a, b, sort=True, twice=True)
+
+
+def _canonical(m: Any) -> Arrays | None:
+    """Return the arrays of a matrix in CSR, with the columns of each row in order.
+
+    None if arrays do not fit together, indices are not int32, or a column is out of range, or twice in a row.
+    """
+    found = Arrays(m.indptr, m.indices, m.data)
+    if not _fits(found, m.shape):
+        return None
+    if not _sparsetools.csr_has_canonical_format(m.shape[0], found.indptr, found.indices):
+        if (np.diff(found.indptr) < 0).any():
+            return None
+        found = sort_rows(m.shape, found, Arrays(*(array.copy() for array in found)))
+        if not _sparsetools.csr_has_canonical_format(m.shape[0], found.indptr, found.indices):
+            return None
+    return found
+
+
+def _fits(m: Arrays, shape: tuple[int, int]) -> bool:
+    """Whether the arrays have one length and int32 indices, and offsets and columns are in range."""
+    indptr, indices, data = m
+    count = len(indices)
+    if not indptr.dtype == indices.dtype == _INDEX or not (indptr.flags.c_contiguous and indices.flags.c_contiguous):
+        return False
+    if len(indptr) != shape[0] + 1 or len(data) != count or indptr[0] != 0 or indptr[-1] != count:
+        return False
+    if np.maximum.reduce(indptr.view(_UNSIGNED)) > count:  # no offset is negative either
+        return False
+    return not count or bool(np.maximum.reduce(indices.view(_UNSIGNED)) < shape[1])
