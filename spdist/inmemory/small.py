@@ -20,19 +20,24 @@ FEW = 1 << 14
 """Products that SciPy adds up sooner than Numba's kernels are called."""
 MANY = 1 << 17
 """Products up to which SciPy makes all of them, if Numba's kernels are not loaded; and entries of an operand."""
+BLOCK_PRODUCTS = 1 << 20
+"""Products of numbers within blocks up to which SciPy is quicker than kernels of several steps."""
 _INDEX, _UNSIGNED = np.dtype(np.int32), np.dtype(np.uint32)
 
 
 def multiply(a: Any, b: Any) -> Any:
     """Return ``a @ b`` as `spgemm` does; None if that is no small product of two matrices without duplicates."""
-    if not (is_scipy(a) and is_scipy(b)) or "bsr" in (a.format, b.format):
+    if not (is_scipy(a) and is_scipy(b)):
         return None
+    if "bsr" in (a.format, b.format):
+        return _multiply_blocks(a, b) if a.format == b.format else None
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or a.nnz > MANY or b.nnz > MANY:
         return None
     if not (a.dtype.isnative and b.dtype.isnative):
         return None
     by_columns = a.format == b.format == "csc"
-    m, n = (b.T, a.T) if by_columns else (a.tocsr(), a if b is a else b.tocsr())
+    m = b.T if by_columns else a.tocsr()
+    n = m if b is a else a.T if by_columns else b.tocsr()
     left = _canonical(m)
     right = left if n is m else _canonical(n)
     if left is None or right is None:
@@ -60,6 +65,34 @@ def _multiply(a: Arrays, b: Arrays, shape: tuple[int, int]) -> Arrays | None:
         return None
     check_dtype(dtype)
     return structural_product(shape, a, b, sort=True, twice=True)
+
+
+def _multiply_blocks(a: Any, b: Any) -> Any:
+    """Return the product of two block matrices, if it is small and their blocks fit."""
+    (r, s), (below, t) = a.blocksize, b.blocksize
+    if below != s or r == s == t == 1 or a.shape[1] != b.shape[0] or a.dtype != b.dtype or not a.dtype.isnative:
+        return None
+    left, right = (Arrays(m.indptr, m.indices, m.data) for m in (a, b))
+    rows, inner, columns = a.shape[0] // r, a.shape[1] // s, b.shape[1] // t
+    for m, shape in ((left, (rows, inner)), (right, (inner, columns))):
+        if len(m.indices) > MANY or not _fits(m, shape) or not m.data.flags.c_contiguous:
+            return None
+        if not _sparsetools.csr_has_canonical_format(shape[0], m.indptr, m.indices):
+            return None
+    products = int(np.add.reduce((right.indptr[1:] - right.indptr[:-1])[left.indices], dtype=np.int64))
+    if products * r * s * t > BLOCK_PRODUCTS or columns > max(4 * products, FEW):
+        return None
+    check_dtype(a.dtype)
+    count = _sparsetools.csr_matmat_maxnnz(rows, columns, left.indptr, left.indices, right.indptr, right.indices)
+    indptr, indices, data = np.empty(rows + 1, _INDEX), np.empty(count, _INDEX), np.empty((count, r, t), a.dtype)
+    told = *left[:2], left.data.ravel(), *right[:2], right.data.ravel(), indptr, indices, data.ravel()
+    _sparsetools.bsr_matmat(count, rows, columns, r, t, s, *told)
+    order = np.arange(count, dtype=_INDEX)
+    _sparsetools.csr_sort_indices(rows, indptr, indices, order)
+    kind: Any = sp.bsr_array if isinstance(a, sp.sparray) else sp.bsr_matrix
+    out = kind((data.take(order, axis=0), indices, indptr), shape=(a.shape[0], b.shape[1]), copy=False)
+    out.has_sorted_indices = out.has_canonical_format = True
+    return out
 
 
 def _canonical(m: Any) -> Arrays | None:
