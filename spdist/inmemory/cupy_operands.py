@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import InputError, MatrixError
+from spdist.kernels.batch_gpu import multiply as batch_gpu
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.rowwise_gpu import multiply as rowwise_gpu
 from spdist.kernels.rowwise_gpu.analysis import NotCanonicalError, check_canonical
@@ -158,6 +159,22 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
     other = operand if right is left else from_cupyx(right)
     c = to_cupyx(_multiply_canonical(operand, other, lambda x, y: method.multiply(x, y, options.deterministic), right))
     return c.T if by_columns else c
+
+
+def multiply_batch(pairs: list[tuple[Any, Any]], deterministic: bool) -> list[Any]:
+    """Multiply pairs of CuPy's matrices in CSR, those of a group at once; None where a product is to be made alone."""
+    operands = [(from_cupyx(a), from_cupyx(b)) for a, b in pairs]
+    found: list[Any] = [None] * len(pairs)
+    for numbers in batch_gpu.groups(operands):
+        if len(numbers) == 1:
+            continue
+        try:
+            made = batch_gpu.multiply([operands[number] for number in numbers], deterministic=deterministic)
+        except MatrixError:  # whose operand it is, its own product says
+            continue
+        for number, c in zip(numbers, made or [], strict=False):
+            found[number] = to_cupyx(c)
+    return found
 
 
 def _multiply_with_options(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> CSR:

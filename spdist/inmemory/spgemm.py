@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from spdist.errors import InputError
 from spdist.foundation.other_objects import refuse_other_objects
 from spdist.foundation.units import check_count
-from spdist.inmemory import block_operands, cupy_operands, host_operands, small, torch_tensors
+from spdist.inmemory import batches, block_operands, cupy_operands, host_operands, small, torch_tensors
 from spdist.kernels.product_spec import ProductSpec, is_by_columns
 from spdist.kernels.semirings import find, transposed
 from spdist.matrices.checks import check_mask_shape, check_product_shapes
@@ -46,6 +46,8 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
           They are multiplied block by block. If only one has blocks, or the blocks do not fit, they are multiplied
           entry by entry, and a line is logged.
         - `spdist.VBR`, blocks of many sizes: entries are multiplied.
+        - Two lists of matrices, a batch: they are multiplied pair by pair, and C is a list. Small matrices of CuPy's in
+          CSR are multiplied at once, without options.
     method : str
         - SciPy's matrices: "auto", "scipy" or "numba" multiply on the CPU; "auto" chooses by the estimated number of
           products. "cuda" streams row blocks through the GPU, which need not hold any of the three matrices. "hyspmm"
@@ -97,7 +99,7 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
 
     Returns
     -------
-    sparse matrix or array
+    sparse matrix or array, or list
         Of the kind of `a`: `csc` if both are `csc`, in blocks of r x t if both are block matrices that fit, else `csr`.
         Rows are free of duplicates, and sorted unless `sort` is false. Entries that cancel to zero are kept: C has the
         pattern of the structural product, unless options cut it. CuPy has no sparse matrices of integers: integer
@@ -138,6 +140,11 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
     >>> spgemm(a, a, semiring="plus_pair").sum(), spgemm(a, a, semiring="plus_pair", mask=a).sum()
     (np.int64(12), np.int64(6))
 
+    A batch:
+
+    >>> [c.nnz for c in spgemm([a, a], [a, a.T])]
+    [9, 9]
+
     Rows that share a column, each pair once:
 
     >>> spgemm(a, a.T, triangle="upper").toarray()
@@ -148,6 +155,8 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
     if method == "auto" and not keywords and (c := small.multiply(a, b)) is not None:
         return c
     product, options = options_of(spgemm, {**keywords, "method": method}, ProductOptions, InMemoryOptions)
+    if batches.is_batch(a, b):
+        return batches.multiply(a, b, product, options, lambda x, y: spgemm(x, y, method, **keywords))
     return multiply(a, b, product, options)
 
 

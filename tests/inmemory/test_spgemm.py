@@ -147,3 +147,16 @@ def test_offsets_of_an_a_that_no_scan_has_seen_are_checked(gpu_on_the_host):
     a.indptr[300], a.indptr[-1] = a.indptr[301], a.nnz + 5
     with pytest.raises(MatrixError, match="indptr ends at"):
         spdist.spgemm(a, random_matrix(500, 400, 4.0, 2), "cuda", memory_limit=1 << 20)
+
+
+def test_batches_on_the_host_and_what_is_no_batch():
+    a, b = random_matrix(30, 20, 3.0, 1), random_matrix(20, 10, 3.0, 2)
+    found = spdist.spgemm([a, a], (b, b), top_n=3)
+    assert [abs(c - spdist.spgemm(a, b, top_n=3)).max() for c in found] == [0, 0]
+    assert spdist.spgemm([], []) == []
+    with pytest.raises(InputError, match="A is a list of 1 matrices and B of 2"):
+        spdist.spgemm([a], [b, b])
+    with pytest.raises(InputError, match="takes two lists"):
+        spdist.spgemm([a], b)
+    with pytest.raises(MatrixError, match="shapes do not fit"):
+        spdist.spgemm([a, a], [b, a])

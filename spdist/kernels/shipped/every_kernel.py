@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spdist.kernels.batch_gpu import multiply as batch_gpu
 from spdist.kernels.bsr import multiply_gpu as bsr
 from spdist.kernels.esc import multiply as esc
 from spdist.kernels.esc.long_rows import FILE as ESC_LONG_FILE
@@ -43,6 +44,7 @@ def _rowwise(value: str, index: str, pointer: str) -> Names:
         (epilogue.FILE, tuple(epilogue.kernel_names(value, index, pointer).values())),
         (masked.FILE, tuple(masked.kernel_names(value, index, pointer).values())),
         (inflate.FILE, inflates),
+        (batch_gpu.FILE, batch_gpu.kernel_names(value, index, pointer)),
         (packing.FILE, packing.kernel_names(value, index, pointer)),
     ]
 

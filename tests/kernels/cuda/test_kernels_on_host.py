@@ -10,6 +10,7 @@ from spdist.kernels.esc import multiply as esc
 from spdist.kernels.esc import product as esc_product
 from spdist.kernels.semirings import SEMIRINGS
 from spdist.kernels.spmv.sell import build_cpu, build_gpu, layout, sell
+from tests.kernels.batch_gpu import test_multiply as batches
 from tests.kernels.bsr import test_multiply_gpu as blocks_on_gpu
 from tests.kernels.bsr.test_multiply_cpu import block_matrix
 from tests.kernels.esc import test_multiply_gpu as sorted_products
@@ -138,6 +139,16 @@ def test_products(share):
         shape, kinds = rng.choice([1, 7, 100, 300, 700], 3).tolist(), rng.choice(products.KINDS, 2).tolist()
         for everywhere, deterministic in ((False, False), (True, False), (True, True)):
             equals_scipy(seed, tuple(shape), kinds, products.TYPES[0], deterministic, everywhere, share)
+
+
+@pytest.mark.parametrize("order", ["0", "1"])
+def test_batches(monkeypatch, order):
+    monkeypatch.setenv("HOST_CUDA_ORDER", order)
+    for types in products.TYPES[:2]:
+        batches.test_each_product_is_scipys(types)
+    for side in (0, 1):
+        for spoil in ("column", "offset", "start", "end"):
+            batches.test_arrays_that_do_not_fit_are_noticed(side, spoil)
 
 
 @pytest.mark.parametrize("limit", [None, 2])

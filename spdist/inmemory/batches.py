@@ -1,0 +1,34 @@
+"""Batches: many products in memory by one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spdist.errors import InputError
+from spdist.inmemory import cupy_operands
+from spdist.options import InMemoryOptions, ProductOptions
+
+Multiply = Callable[[Any, Any], Any]
+
+
+def is_batch(a: object, b: object) -> bool:
+    """Whether operands are lists of matrices."""
+    return isinstance(a, list | tuple) or isinstance(b, list | tuple)
+
+
+def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions, multiply_one: Multiply) -> list[Any]:
+    """Multiply the matrices of two lists, pair by pair; small ones on the GPU together.
+
+    Raises `InputError` if one operand is no list, or the other is longer; else as `multiply_one` does.
+    """
+    if not (isinstance(a, list | tuple) and isinstance(b, list | tuple)):
+        raise InputError("one operand is a list of matrices and the other is not: a batch takes two lists")
+    if len(a) != len(b):
+        raise InputError(f"A is a list of {len(a):,} matrices and B of {len(b):,}: a batch takes as many of both")
+    pairs = list(zip(a, b, strict=True))
+    joins = product == ProductOptions() and options.method in ("auto", "rowwise")
+    if not joins or not all(cupy_operands.is_cupyx(m) and m.format == "csr" for pair in pairs for m in pair):
+        return [multiply_one(x, y) for x, y in pairs]
+    found = cupy_operands.multiply_batch(pairs, options.deterministic)
+    return [multiply_one(x, y) if c is None else c for (x, y), c in zip(pairs, found, strict=True)]

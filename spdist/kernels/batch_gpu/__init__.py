@@ -1,0 +1,1 @@
+"""Many small products on the GPU as one."""
