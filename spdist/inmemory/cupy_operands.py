@@ -163,7 +163,8 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
 
 def multiply_batch(pairs: list[tuple[Any, Any]], deterministic: bool) -> list[Any]:
     """Multiply pairs of CuPy's matrices in CSR, those of a group at once; None where a product is to be made alone."""
-    operands = [(from_cupyx(a), from_cupyx(b)) for a, b in pairs]
+    converted = {id(m): from_cupyx(m) for pair in pairs for m in pair}
+    operands = [(converted[id(a)], converted[id(b)]) for a, b in pairs]
     found: list[Any] = [None] * len(pairs)
     for numbers in batch_gpu.groups(operands):
         if len(numbers) == 1:

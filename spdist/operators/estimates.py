@@ -64,8 +64,9 @@ def on_gpu(m: CSR, survey: Survey, value_bytes: int) -> dict[str, Costs]:
 
 
 def compared(name: str, costs: dict[str, Costs], uses: int) -> str:
-    """Compare the form chosen with the others, for people."""
-    other = min((key for key in costs if key != name), key=lambda key: costs[key].total(uses))
+    """Compare the form chosen with the others, for people, and with the best that is sooner prepared."""
+    sooner = [key for key, cost in costs.items() if cost.prepare < costs[name].prepare]
+    other = min(sooner, key=lambda key: costs[key].total(uses), default=name)
     after = repaid_after(costs[name], costs[other])
     repaid = f"; its preparation is repaid after {after:,.0f} products" if 0 < after < math.inf else ""
     return ", ".join(f"{key} {1e6 * cost.product:,.1f} us" for key, cost in costs.items()) + repaid

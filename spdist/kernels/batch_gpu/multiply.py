@@ -32,19 +32,18 @@ def kernel_names(value: str, index: str, pointer: str) -> tuple[str, ...]:
 
 def groups(pairs: list[tuple[CSR, CSR]]) -> list[list[int]]:
     """Return the numbers of products to make at once: of one dtype, and small; a product of another kind is alone."""
+    kinds = {id(m): (m.dtype.char, m.indices.dtype.char, m.indptr.dtype.char) for pair in pairs for m in pair}
     found: list[list[int]] = []
     entries, columns, kind = 0, 0, None
     for number, (a, b) in enumerate(pairs):
-        size, wide = a.nnz + b.nnz, max(a.ncols, b.ncols, a.nrows)
-        small = size <= MOST_ENTRIES and a.ncols == b.nrows
-        this = (a.dtype, *_index_dtypes(a)) if small and _like(a) == _like(b) else None
-        fits = entries + size <= JOINED_ENTRIES and columns + wide < INT32_MAX
-        if found and this is not None and this == kind and fits:
+        size, wide, this = a.nnz + b.nnz, max(*a.shape, *b.shape), kinds[id(a)]
+        joins = size <= MOST_ENTRIES and a.ncols == b.nrows and this == kinds[id(b)]
+        if joins and this == kind and entries + size <= JOINED_ENTRIES and columns + wide < INT32_MAX:
             found[-1].append(number)
         else:
             found.append([number])
             entries, columns = 0, 0
-        entries, columns, kind = entries + size, columns + wide, this
+        entries, columns, kind = entries + size, columns + wide, this if joins else None
     return found
 
 
@@ -113,12 +112,3 @@ def _launch(step: str, m: CSR, count: int, arguments: tuple[Any, ...]) -> None:
     types = value_type(np.dtype(m.dtype)), *(c_type(np.dtype(array.dtype)) for array in (m.indices, m.indptr))
     names = kernel_names(*types)
     module(FILE, names)(next(name for name in names if f"_{step}<" in name), count, 256, arguments)
-
-
-def _index_dtypes(m: CSR) -> tuple[Any, Any]:
-    return m.indices.dtype, m.indptr.dtype
-
-
-def _like(m: CSR) -> tuple[Any, ...]:
-    """Return what members of a group share."""
-    return (m.dtype, *_index_dtypes(m))

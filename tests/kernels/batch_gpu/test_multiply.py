@@ -66,13 +66,13 @@ def test_arrays_that_do_not_fit_are_noticed(side, spoil):
     try:
         assert batch.multiply([(to_gpu(a), to_gpu(a)), tuple(bad)]) is None
     except MatrixError:
-        assert spoil != "column"  # a clamped offset may be one that falls
+        assert (side, spoil) != (0, "column")  # a clamped offset may be one that falls, a clamped column there twice
 
 
 def test_lists_of_matrices():
     import cupyx.scipy.sparse as csp
 
-    host, _ = pairs_of(20, TYPES[0], seed=5)
+    host = [pair for pair in pairs_of(20, TYPES[0], seed=5)[0] if 0 not in (*pair[0].shape, *pair[1].shape)]
     there = [[csp.csr_matrix(m) for m in side] for side in zip(*host, strict=True)]
     there[1][7] = there[1][7].tocsc()
     for options in ({}, {"deterministic": True}, {"top_n": 2}):
