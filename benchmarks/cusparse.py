@@ -331,3 +331,46 @@ class SpMV:
         sizes = (*map(ctypes.c_int64, (rows, rows, len(indices), side, side)),)
         arrays = map(_address, (indptr, indices, data))
         return "Bsr", (*sizes, *arrays, INDEX_32I, INDEX_32I, BASE_ZERO, self.dtype, ORDER_ROW)
+
+
+# -- products with several vectors -------------------------------------------------------------------------------------
+
+SPMM = {"csr_alg1": 4, "csr_alg2": 6, "csr_alg3": 12, "coo_alg4": 5}
+"""cusparseSpMMAlg_t that take matrices in C order."""
+
+
+class SpMM(SpMV):
+    """Y = A X by one algorithm of `SPMM`, preprocessed; x and y are (n, k) in C order."""
+
+    def __init__(self, library: Cusparse, name: str, a: CSR, x: Any, y: Any) -> None:
+        self.plan, self.operation = Pointer(), Pointer()
+        self.library, self.held, self.dtype = library, [a, x, y], VALUE_TYPES[a.dtype.name]
+        self.order: Any = None
+        self.matrix, self.vectors = Pointer(), [Pointer(), Pointer()]
+        library.call("SetStream", library.handle, Pointer(cupy.cuda.get_current_stream().ptr))
+        create, arguments = getattr(self, f"_{name.split('_')[0]}")(a, name)
+        library.call(f"Create{create}", ctypes.byref(self.matrix), *arguments)
+        for vector, array in zip(self.vectors, (x, y), strict=True):
+            sizes = map(ctypes.c_int64, (*array.shape, array.shape[1]))
+            library.call("CreateDnMat", ctypes.byref(vector), *sizes, _address(array), self.dtype, ORDER_ROW)
+        self.factors = np.ones(1, a.dtype), np.zeros(1, a.dtype)
+        one, zero = (Pointer(factor.ctypes.data) for factor in self.factors)
+        self.arguments = (
+            NON_TRANSPOSE, NON_TRANSPOSE, one, self.matrix, self.vectors[0], zero, self.vectors[1], self.dtype,
+            SPMM[name],
+        )  # fmt: skip
+        size = Size()
+        library.call("SpMM_bufferSize", library.handle, *self.arguments, ctypes.byref(size))
+        self.buffer = cupy.cuda.alloc(max(size.value, 16))
+        library.call("SpMM_preprocess", library.handle, *self.arguments, Pointer(self.buffer.ptr))
+
+    def __call__(self) -> None:
+        """Multiply, on the current stream."""
+        self.library.call("SetStream", self.library.handle, Pointer(cupy.cuda.get_current_stream().ptr))
+        self.library.call("SpMM", self.library.handle, *self.arguments, Pointer(self.buffer.ptr))
+
+    def __del__(self) -> None:
+        if self.matrix:
+            self.library.call("DestroySpMat", self.matrix)
+        for matrix in filter(None, self.vectors):
+            self.library.call("DestroyDnMat", matrix)

@@ -18,12 +18,13 @@ from spdist.errors import InputError, MatrixError
 from spdist.foundation.display import Displayed, Part, Table
 from spdist.foundation.units import format_bytes
 from spdist.inmemory import cupy_operands
-from spdist.kernels.spmv import cpu_gpu_split, ehyb, prepared, reorder
+from spdist.kernels.spmv import columns, cpu_gpu_split, ehyb, prepared, reorder
 from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit
 from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.prepared import (
     PreparedBsr,
     PreparedCsr,
+    PreparedCusparse,
     PreparedEhyb,
     PreparedMatrix,
     PreparedSell,
@@ -37,6 +38,8 @@ from spdist.operators import choice
 from spdist.operators.choice import HYBRID, Choice
 from spdist.storage import atomic_replace, groups
 
+MANY_COLUMNS, MANY_REORDERED = 5, 16
+"""Columns of x from which lanes of the GPU take columns; of a matrix in another order, which reads x well."""
 ENCODING = "spdist-operator"
 """``encoding-type`` of a stored operator."""
 
@@ -82,6 +85,7 @@ class Operator(Displayed):
         self.shape, self.dtype = shape, np.dtype(dtype)
         self._source = source
         self._prepared_adjoint: Operator | None = None
+        self._pieces: columns.Pieces | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = Choice(self.prepared, self.method, self.why, self.threads)
@@ -258,13 +262,33 @@ class Operator(Displayed):
         shape = self.shape[0], *x.shape[1:]
         if out is not None and (out.dtype != dtype or not out.flags.c_contiguous or out.shape != shape):
             raise MatrixError(f"out must be a C-ordered {dtype} array of shape {shape}")
-        return self.prepared.multiply(xp_x, out, self.threads)
+        pieces = self._pieces_for(xp_x)
+        return (
+            self.prepared.multiply(xp_x, out, self.threads) if pieces is None else columns.multiply(pieces, xp_x, out)
+        )
+
+    def _pieces_for(self, x: DeviceArray) -> columns.Pieces | None:
+        """Return the matrix cut for x if it has many columns and is on the GPU; cut once, and not in a CUDA graph."""
+        reordered = self.method in ("levels", "popular")
+        many = x.ndim == 2 and x.shape[1] >= (MANY_REORDERED if reordered else MANY_COLUMNS)
+        source = self._source
+        if source is None and isinstance(self.prepared, PreparedCsr | PreparedCusparse):
+            source = self.prepared.matrix
+        if not many or source is None or not is_on_gpu(x) or self.method == HYBRID or source.dtype != self.dtype:
+            return None
+        if self._pieces is None:
+            import cupy
+
+            if cupy.cuda.get_current_stream().is_capturing():
+                return None
+            self._pieces = columns.cut(source)
+        return self._pieces
 
     def _multiply_parts(self, x: DeviceArray, out: DeviceArray | None, dtype: np.dtype[Any]) -> Any:
         """Multiply a real matrix with a complex x: its real and imaginary parts are columns of their own."""
-        columns = x.astype(dtype, order="C", copy=False).reshape(len(x), math.prod(x.shape[1:]))
+        numbers_of_x = x.astype(dtype, order="C", copy=False).reshape(len(x), math.prod(x.shape[1:]))
         part = np.dtype(f"f{dtype.itemsize // 2}")
-        y = self._multiply(columns.view(part), None).view(dtype).reshape(self.shape[0], *x.shape[1:])
+        y = self._multiply(numbers_of_x.view(part), None).view(dtype).reshape(self.shape[0], *x.shape[1:])
         if out is None:
             return y
         out[...] = y

@@ -13,7 +13,7 @@ from spdist.kernels.hyspmm.sort_groups import KernelNames
 from spdist.kernels.rowwise_gpu import epilogue, masked
 from spdist.kernels.rowwise_gpu.finished import inflate
 from spdist.kernels.rowwise_gpu.row_kernels import RowKernels
-from spdist.kernels.spmv import csr, ehyb, reorder, vector_updates
+from spdist.kernels.spmv import columns, csr, ehyb, reorder, vector_updates
 from spdist.kernels.spmv.sell import build_gpu, multiply_gpu
 from spdist.kernels.spmv.sell.format import BLOCKS
 from spdist.kernels.streaming import packing
@@ -22,6 +22,8 @@ Names = list[tuple[str, tuple[str, ...]]]
 """Paths of .cu files from the kernels' folder, and name expressions in them."""
 VECTORS = {"float": ("float", "double"), "Complex<float>": ("Complex<float>", "Complex<double>")}
 """C types that x and y may have, by the C type of stored values that may be narrower."""
+BYTES = {"float": 4, "double": 8, "Complex<float>": 8, "Complex<double>": 16}
+"""Bytes of a number of x, by its C type."""
 BLOCK_SIDES = (2, 3, 4, 6, 8, 16)
 """Sides of dense blocks that are compiled."""
 
@@ -77,11 +79,16 @@ def _hyspmm(value: str, index: str, pointer: str) -> Names:
 
 
 def _spmv(value: str, index: str, pointer: str) -> Names:
-    vectors, sides, columns = VECTORS.get(value, (value,)), (1, *BLOCKS), multiply_gpu.COLUMNS
+    vectors, sides, many = VECTORS.get(value, (value,)), (1, *BLOCKS), multiply_gpu.COLUMNS
     ip, vvip = f"{index}, {pointer}", f"{value}, {value}, {index}, {pointer}"
-    counts = [*((k, False) for k in columns), (1, True)]
+    counts = [*((k, False) for k in many), (1, True)]
     return [
         (csr.FILE, tuple(csr.kernel_name(value, x, index, pointer, width) for x in vectors for width in csr.WIDTHS)),
+        (columns.FILE, tuple(
+            columns.multiply_name(value, x, index, pointer, shape)
+            for x in vectors for shape in sorted(columns.shapes(BYTES[x]))
+        )),
+        (columns.FILE, tuple(f"columns_add<{x}>" for x in vectors)),
         (ehyb.FILE, (f"ehyb_count<{ip}>", f"ehyb_fill<{vvip}>")),
         (ehyb.FILE, tuple(ehyb.multiply_name(value, x, alone) for x in vectors for alone in (True, False))),
         (reorder.FILE, (*reorder.level_names(index, pointer), f"reorder_rows<{value}, {ip}>")),
@@ -91,7 +98,7 @@ def _spmv(value: str, index: str, pointer: str) -> Names:
         (multiply_gpu.FILE, tuple(
             multiply_gpu.multiply_name(value, x, b, *count) for x in vectors for b in sides for count in counts
         )),
-        (multiply_gpu.FILE, tuple(f"sell_long_rows<{x}, {k}>" for x in vectors for k in columns)),
+        (multiply_gpu.FILE, tuple(f"sell_long_rows<{x}, {k}>" for x in vectors for k in many)),
         (multiply_gpu.FILE, tuple(f"sell_gather<{x}>" for x in vectors)),
         (vector_updates.FILE, vector_updates.kernel_names(value)),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-// spmv.cu: y = A x with A in CSR: CSR-scalar (a thread a row) and CSR-vector (a group of lanes a row).
+// csr.cu: y = A x with A in CSR: CSR-scalar (a thread a row) and CSR-vector (a group of lanes a row).
 //
 // F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano; widths below a warp are ours.
 #include "common.cuh"

@@ -17,6 +17,7 @@ from tests.kernels.esc import test_multiply_gpu as sorted_products
 from tests.kernels.hyspmm import test_multiply_gpu as from_host
 from tests.kernels.rowwise_gpu import test_epilogue as answers
 from tests.kernels.rowwise_gpu import test_multiply as products
+from tests.kernels.spmv import test_columns as many_columns
 from tests.kernels.spmv import test_sell_gpu as rows_in_chunks
 from tests.kernels.spmv.test_sell import as_csr, blocks
 from tests.support import host_cupy
@@ -139,6 +140,14 @@ def test_products(share):
         shape, kinds = rng.choice([1, 7, 100, 300, 700], 3).tolist(), rng.choice(products.KINDS, 2).tolist()
         for everywhere, deterministic in ((False, False), (True, False), (True, True)):
             equals_scipy(seed, tuple(shape), kinds, products.TYPES[0], deterministic, everywhere, share)
+
+
+def test_products_with_many_columns():
+    for types in many_columns.TYPES[:2]:
+        for count in (5, 8, 32):
+            many_columns.test_products_are_scipys(types, count)
+    many_columns.test_little_matrices((0, 5))
+    many_columns.test_little_matrices((5, 5))
 
 
 @pytest.mark.parametrize("order", ["0", "1"])
