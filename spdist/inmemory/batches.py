@@ -27,9 +27,11 @@ def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions, 
     if len(a) != len(b):
         raise InputError(f"A is a list of {len(a):,} matrices and B of {len(b):,}: a batch takes as many of both")
     pairs = list(zip(a, b, strict=True))
-    kinds = {type(m): m for m in (*a, *b)}
-    joins = product == ProductOptions() and options.method in ("auto", "rowwise")
-    if not joins or not all(cupy_operands.is_cupyx(m) and m.format == "csr" for m in kinds.values()):
-        return [multiply_one(x, y) for x, y in pairs]
-    found = cupy_operands.multiply_batch(pairs, options.deterministic)
+    kinds = {type(m): cupy_operands.is_cupyx(m) and m.format == "csr" for m in (*a, *b)}
+    found: list[Any] = [None] * len(pairs)
+    if product == ProductOptions() and options.method in ("auto", "rowwise"):
+        joined = [number for number, (x, y) in enumerate(pairs) if kinds[type(x)] and kinds[type(y)]]
+        made = cupy_operands.multiply_batch([pairs[number] for number in joined], options.deterministic)
+        for number, c in zip(joined, made, strict=True):
+            found[number] = c
     return [multiply_one(x, y) if c is None else c for (x, y), c in zip(pairs, found, strict=True)]

@@ -47,7 +47,7 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
           entry by entry, and a line is logged.
         - `spdist.VBR`, blocks of many sizes: entries are multiplied.
         - Two lists of matrices, a batch: they are multiplied pair by pair, and C is a list. Small matrices of CuPy's in
-          CSR are multiplied at once, without options.
+          CSR are multiplied at once, without options; the arrays of their products are parts of common memory.
     method : str
         - SciPy's matrices: "auto", "scipy" or "numba" multiply on the CPU; "auto" chooses by the estimated number of
           products. "cuda" streams row blocks through the GPU, which need not hold any of the three matrices. "hyspmm"

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256)
 columns_multiply(const i64 pieces, const i64 columns, const Pointer* starts, const int* __restrict__ places,
                  const Index* indices, const Value* data, const Vector* x, Vector* __restrict__ y,
                  Vector* __restrict__ partial) {
-    constexpr int GROUP = LANES * SLICES, AT_ONCE = COUNT * sizeof(Vector) > 16 ? 4 : 8;
+    constexpr int GROUP = LANES * SLICES, AT_ONCE = 4;
     typedef Columns<Vector, COUNT> Lane;
     take_turn();  // before the matrix is read: it may be the caller's, and just have changed
     const i64 piece = (i64)blockIdx.x * (256 / GROUP) + threadIdx.x / GROUP;
@@ -36,23 +36,19 @@ columns_multiply(const i64 pieces, const i64 columns, const Pointer* starts, con
     for (int c = 0; c < COUNT; ++c) sum.of[c] = Vector(0);
     if (active) x += column;
     for (Pointer k = active ? starts[piece] + slice : 0; k < end; k += AT_ONCE * SLICES) {
-        Index from[AT_ONCE];
-        Value value[AT_ONCE];
         Lane read[AT_ONCE];
+        Vector value[AT_ONCE];
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; ++u) {
-            const Pointer at = k + u * SLICES;
-            from[u] = at < end ? indices[at] : (Index)-1;
-            value[u] = at < end ? data[at] : Value(0);
+        for (int u = 0; u < AT_ONCE; ++u) {  // the last entry instead of those behind it: loads wait for no branch
+            const Pointer at = min(k + u * SLICES, end - 1);
+            value[u] = Vector(data[at]);
+            read[u] = *(const Lane*)(x + (i64)indices[at] * columns);
         }
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; ++u)
-            if (from[u] >= 0) read[u] = *(const Lane*)(x + (i64)from[u] * columns);
-#pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) {
-            if (from[u] < 0) continue;
+            if (k + u * SLICES >= end) continue;
 #pragma unroll
-            for (int c = 0; c < COUNT; ++c) sum.of[c] += Vector(value[u]) * read[u].of[c];
+            for (int c = 0; c < COUNT; ++c) sum.of[c] += value[u] * read[u].of[c];
         }
     }
 #pragma unroll

@@ -1,6 +1,6 @@
 """Products of a CSR with a dense matrix of many columns on the GPU: the launches of `columns.cu`.
 
-1. Rows are cut into pieces of so many entries that a GPU has groups of lanes enough (`cut`), once for a matrix.
+1. Rows are cut into pieces, once for a matrix (`cut`); pieces of a small matrix are short, to give a GPU work enough.
 2. The lanes of a group take consecutive columns of x, so that a row of x is read at once; slices of the group take the
    entries of a piece by turns.
 3. If rows have several pieces, a second kernel adds up their sums in order.
@@ -21,10 +21,14 @@ from spdist.matrices.csr import CSR
 FILE = "spmv/columns.cu"
 LANE_BYTES = 16
 """Bytes of a row of x that a lane reads at once, if they divide it."""
-AT_ONCE = 8
+AT_ONCE = 4
 """Entries that a lane reads at once."""
+LEAST, SMALL, MOST = 16, 64, 256
+"""Entries of a piece of a matrix of short rows, of a small one of longer rows, and of a large one."""
 GROUPS = 1 << 14
 """Pieces that give a GPU enough to do."""
+THREADS = 1 << 18
+"""Lanes that a GPU runs at once, about; with fewer, slices take the entries of a piece by turns."""
 LANES, SLICES = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
 
 
@@ -49,8 +53,10 @@ def cut(a: CSR) -> Pieces:
     """Cut the rows of a matrix on the GPU into pieces, for which it waits."""
     import cupy
 
-    most = 4 * AT_ONCE
-    while most < 32 * AT_ONCE and a.nnz > most * GROUPS:
+    most = LEAST
+    while most < SMALL and most * a.nrows < 4 * a.nnz:
+        most *= 2
+    while most < MOST and a.nnz > most * GROUPS:
         most *= 2
     if not a.nrows:
         return Pieces(a, most, a.indptr)
@@ -72,21 +78,22 @@ def cut(a: CSR) -> Pieces:
     return Pieces(a, most, starts, *(array.astype(np.int32) for array in (places, rows, firsts)))
 
 
-def shape_of(columns: int, itemsize: int, mean: float) -> tuple[int, int, int]:
+def shape_of(columns: int, itemsize: int, pieces: int, nnz: int) -> tuple[int, int, int]:
     """Return the lanes, the columns of a lane, and the slices of a group that multiplies a piece.
 
-    `itemsize`: bytes of a number of x. `mean`: entries of a mean piece.
+    `itemsize`: bytes of a number of x.
     """
     count = next(c for c in (4, 2, 1) if columns % c == 0 and c * itemsize <= LANE_BYTES)
     lanes = next((width for width in LANES if width * count >= columns), LANES[-1])
-    slices = max((s for s in SLICES if s * lanes <= LANES[-1] and s * AT_ONCE <= 2 * mean), default=1)
-    return lanes, count, slices
+    fits = [
+        s for s in SLICES if s * lanes <= LANES[-1] and s * AT_ONCE * pieces <= nnz and s * lanes * pieces <= THREADS
+    ]
+    return lanes, count, max(fits, default=1)
 
 
 def shapes(itemsize: int) -> set[tuple[int, int, int]]:
     """Return all that `shape_of` returns for more than a few columns."""
-    means = [s * AT_ONCE / 2 for s in (0, *SLICES)]
-    return {shape_of(columns, itemsize, mean) for columns in range(5, 2 * LANES[-1] + 1) for mean in means}
+    return {shape_of(columns, itemsize, 1, nnz) for columns in range(5, 2 * LANES[-1] + 1) for nnz in (1, 8, 16, 32)}
 
 
 def multiply_name(value: str, vector: str, index: str, pointer: str, shape: tuple[int, int, int]) -> str:
@@ -105,7 +112,7 @@ def multiply(a: Pieces, x: DeviceArray, out: DeviceArray | None = None) -> Any:
         return y
     given: Any = x
     aligned = (given.data.ptr | y.data.ptr) % LANE_BYTES == 0
-    shape = shape_of(columns, x.dtype.itemsize if aligned else LANE_BYTES, m.nnz / npieces)
+    shape = shape_of(columns, x.dtype.itemsize if aligned else LANE_BYTES, npieces, m.nnz)
     index, pointer = (C_TYPES[np.dtype(array.dtype)] for array in (m.indices, a.starts))
     name = multiply_name(c_type(np.dtype(m.dtype)), c_type(x.dtype), index, pointer, shape)
     add = f"columns_add<{c_type(x.dtype)}>"
