@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,6 @@ CPU_LANES = 16
 """Lanes of a SELL chunk on the CPU: their sums fill two vector registers, so that no addition waits for another."""
 DEFAULT_USES = 1000
 """Products for which a matrix is prepared if the caller gives no number."""
-TRIAL_USES = 50
-"""Candidates are timed on the CPU from this number of uses on."""
 SURVEY_USES = 10
 """The rows are surveyed on the GPU from this number of uses on."""
 TRIALS = 6
@@ -168,9 +167,14 @@ def choose(m: CSR, dtypes: Dtypes, makers: Makers, uses: int, threads: int) -> C
 
 
 def _choose_on_cpu(m: CSR, dtypes: Dtypes, makers: Makers, uses: int, threads: int) -> Choice:
-    """Take SELL for few uses, the fastest form of a trial for many."""
-    if uses < TRIAL_USES:
-        return Choice(makers["sell"](), "sell", f"auto: the model's choice for {uses:,} uses", threads)
+    """Leave the matrix as it is for few uses; take the fastest form of a trial for many."""
+    costs = estimates.on_cpu(m.nnz, threads)
+    if costs["scipy"].total(uses) <= costs["sell"].total(uses):
+        times = ", ".join(f"{key} {1e6 * cost.product:,.1f} us" for key, cost in costs.items())
+        after = estimates.repaid_after(costs["sell"], costs["scipy"])
+        repaid = f"; sell would repay its preparation after {after:,.0f} products" if after < math.inf else ""
+        why = f"auto: the best for {uses:,} uses by the model, {times}{repaid}"
+        return Choice(makers["scipy"](), "scipy", why, threads)
     trial = Trial(m, dtypes.sums, threads)
     for name in ("scipy", "sell", "bsr"):
         if name in makers:

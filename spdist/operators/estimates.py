@@ -1,4 +1,4 @@
-"""Estimate how long a GPU takes to prepare a matrix in a form, and to multiply it with a vector.
+"""Estimate how long it takes to prepare a matrix in a form, and to multiply it with a vector.
 
 The constants were fitted on matrices that `benchmarks/spmv_suite.py` does not hold: design 019.
 """
@@ -30,6 +30,13 @@ BUILD_S, SKEWED_S, BUILD_PRODUCTS = 3.5e-4, 3.5e-4, 15
 DESCRIBE_S, ROWS_S = 3e-5, 1e-4
 """Seconds of making cuSPARSE's descriptor, and of writing the row of each entry."""
 
+SCIPY_START_S, SCIPY_ENTRY_S = 5e-6, 1.3e-9
+"""Seconds of SciPy's product on the CPU: at least, and an entry."""
+SELL_START_S, SELL_GAIN, THREAD_ENTRIES = 8e-6, 1.2, 1 << 15
+"""Of SELL on the CPU: seconds of a call, times as fast as SciPy on one thread, entries that are worth a thread."""
+CONVERT_START_S, CONVERT_ENTRY_S = 2.5e-3, 1e-7
+"""Seconds of a conversion to SELL on the CPU: at least, and an entry on one thread."""
+
 
 class Costs(NamedTuple):
     """Seconds of a form."""
@@ -60,6 +67,17 @@ def on_gpu(m: CSR, survey: Survey, value_bytes: int) -> dict[str, Costs]:
         "csr": Costs(0.0, CSR_START + plain + STEP_S * longest / width),
         "cusparse": Costs(DESCRIBE_S, CUSPARSE_START + plain),
         "cusparse_coo": Costs(ROWS_S, COO_START + m.nnz * (value_bytes + COO_INDEX) / (CSR_SHARE * rate)),
+    }
+
+
+def on_cpu(nnz: int, threads: int) -> dict[str, Costs]:
+    """Return the costs of SciPy's product of a matrix as it is, and of SELL."""
+    busy = max(1, min(threads, nnz // THREAD_ENTRIES))
+    scipy = nnz * SCIPY_ENTRY_S
+    convert = CONVERT_START_S + nnz * CONVERT_ENTRY_S / max(1, threads)
+    return {
+        "scipy": Costs(0.0, SCIPY_START_S + scipy),
+        "sell": Costs(convert, SELL_START_S + scipy / (SELL_GAIN * busy)),
     }
 
 

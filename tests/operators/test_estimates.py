@@ -1,4 +1,4 @@
-"""The costs by which "auto" chooses on a GPU, without one."""
+"""The costs by which "auto" chooses, on the CPU, and on a GPU without one."""
 
 import math
 
@@ -53,6 +53,14 @@ def test_few_uses_are_left_as_they_are_and_many_prepared(monkeypatch):
 ])  # fmt: skip
 def test_lanes_are_shared_by_lengths(lengths, shared):
     assert share(counts_of(lengths), int(lengths.sum())) == shared
+
+
+@pytest.mark.parametrize(("nnz", "threads", "uses", "form"), [
+    (1000, 16, 1_000_000, "scipy"), (1 << 20, 16, 1, "scipy"), (1 << 20, 16, 30, "sell"), (1 << 20, 1, 30, "scipy"),
+    (1 << 20, 1, 100_000, "sell"), (0, 1, 1, "scipy"),
+])  # fmt: skip
+def test_threads_and_uses_repay_a_conversion_on_the_cpu(nnz, threads, uses, form):
+    assert best(estimates.on_cpu(nnz, threads), uses) == form
 
 
 def test_what_repays_a_preparation():

@@ -127,13 +127,14 @@ def test_opening_checks(tmp_path):
 
 
 def test_it_says_what_it_chose_and_why():
-    m = stencil(8)
-    tried = spdist.operator(m)
+    m = stencil(16)
+    tried = spdist.operator(m, uses=1_000_000)
     assert tried.why.startswith("auto: fastest of ")
     assert all(name in tried.why for name in ("sell", "scipy"))
     once = spdist.operator(m, uses=1)
-    assert once.why == "auto: the model's choice for 1 uses"
-    assert "SELL-16" in repr(once)
+    assert once.method == "scipy"
+    assert once.prepared.matrix.data is m.data  # nothing was built
+    assert once.why.startswith("auto: the best for 1 uses by the model, scipy ")
 
 
 def test_sell_has_its_parameters():
