@@ -181,7 +181,7 @@ class Bench:
         self.args, self.dtype = args, np.dtype(args.dtype)
         self.pool = cupy.get_default_memory_pool()
         self.methods = find_methods(args.methods.split(","), args.deterministic)
-        self.cusparse = cusparse.Cusparse()
+        self.cusparse = cusparse.Cusparse(args.cusparse)
         self.bandwidth = gpu_measure.copy_bandwidth()
         self.gpu = {**record.gpu(), "cusparse": self.cusparse.version, "copy_gb_s": round(self.bandwidth / 1e9)}
         self.pcie = gpu_measure.pcie_bandwidth()
@@ -424,6 +424,7 @@ def parse() -> Any:
     parser.add_argument("--folder", type=Path, help="keeps the suite's matrices; by default a temporary folder")
     parser.add_argument("--real", type=Path, help="folder of .npz and .mtx files, multiplied as real/NAME")
     parser.add_argument("--most", type=int, default=3 * 10**9, help="products of a real matrix, at most")
+    parser.add_argument("--cusparse", type=Path, help="the file of another cuSPARSE than CuPy's")
     parser.add_argument("--targets", type=Path, default=HERE / "peers.json", help="milliseconds of other codes")
     parser.add_argument("--dtype", choices=DTYPES, default="float64")
     parser.add_argument("--deterministic", action="store_true", help="ask for the same bits on every run, and check")

@@ -32,15 +32,37 @@ HEADER = Path(__file__).parent / "host_cuda.h"
 FLAGS = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
 
 
+class HostPointer:
+    """Where an array starts, or a place in it; it keeps the array."""
+
+    def __init__(self, owner: Any, ptr: int) -> None:
+        self.owner, self.ptr = owner, ptr
+
+    def __add__(self, offset: int) -> HostPointer:
+        return HostPointer(self.owner, self.ptr + offset)
+
+    def memset_async(self, value: int, size: int) -> None:
+        ctypes.memset(self.ptr, value, size)
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return the array of `shape` that begins here."""
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        bytes_ = (
+            np.frombuffer((ctypes.c_uint8 * size).from_address(self.ptr), np.uint8) if size else np.empty(0, np.uint8)
+        )
+        found = bytes_.view(dtype).reshape(shape).view(HostArray)
+        found.owner = self.owner
+        return found
+
+
 class HostArray(np.ndarray):
     """An array of NumPy's with the pointer attributes of CuPy's."""
 
-    @property
-    def data(self) -> SimpleNamespace:
-        def memset(value: int, size: int) -> None:
-            ctypes.memset(self.ctypes.data, value, size)
+    owner: Any = None
 
-        return SimpleNamespace(ptr=self.ctypes.data, memset_async=memset)
+    @property
+    def data(self) -> HostPointer:
+        return HostPointer(self, self.ctypes.data)
 
     def get(self) -> Any:
         return np.array(self)
@@ -216,6 +238,7 @@ def fake_cupy() -> ModuleType:
         alloc_pinned_memory=bytearray,
     )  # fmt: skip
     cupy.empty, cupy.asarray = empty, filled
+    cupy.ndarray = lambda shape, dtype, memptr: memptr.array(shape, dtype)
     cupy.ones = lambda shape, dtype=float: filled(np.ones(shape, dtype))
     cupy.cumsum = lambda values, out=None: filled(np.cumsum(values)) if out is None else np.cumsum(values, out=out)
     cupy.where = lambda *values: filled(np.where(*values))

@@ -55,7 +55,8 @@ def multiply(pairs: list[tuple[CSR, CSR]], *, deterministic: bool = False) -> li
     import cupy
 
     bad = cupy.zeros(1, np.uint64)
-    left, right = (_joined([pair[side] for pair in pairs], bad) for side in (0, 1))
+    left = _joined([a for a, _ in pairs], bad)
+    right = left if all(a is b for a, b in pairs) else _joined([b for _, b in pairs], bad)
     c = rowwise_gpu.multiply(left, right, deterministic=deterministic)
     rows = _starts([a.nrows for a, _ in pairs])
     ends = c.indptr[cupy.asarray(rows)].get()
@@ -96,11 +97,25 @@ def _parted(c: CSR, shapes: list[tuple[int, int]], rows: Int64Array, ends: Int64
         for size, array in ((offsets[-1], c.indptr), (places[-1], c.indices), (places[-1], c.data))
     ]
     _launch("part", c, len(shapes), (table, c.indptr, c.indices, c.data, *arrays))
-    indptr, indices, data = arrays
+    indptr, indices, data = (_Memory(array) for array in arrays)
     return [
-        CSR(indptr[at : at + shape[0] + 1], indices[place : place + count], data[place : place + count], shape)
+        CSR(indptr.part(at, shape[0] + 1), indices.part(place, count), data.part(place, count), shape)
         for shape, at, place, count in zip(shapes, offsets.tolist(), places.tolist(), counts.tolist(), strict=False)
     ]
+
+
+class _Memory:
+    """An array to take parts of, as new arrays: CuPy's slices take half as long again."""
+
+    def __init__(self, array: Any) -> None:
+        import cupy
+
+        self._make, self._start = cupy.ndarray, array.data
+        self._dtype, self._itemsize = array.dtype, array.dtype.itemsize
+
+    def part(self, first: int, count: int) -> Any:
+        """Return elements ``[first, first + count)``."""
+        return self._make((count,), self._dtype, self._start + first * self._itemsize)
 
 
 def _starts(sizes: Any) -> Int64Array:
