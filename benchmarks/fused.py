@@ -1,6 +1,6 @@
 """Time what turns a product into an answer on the CPU: top-n with a threshold, semirings, a mask; beside peers.
 
-Peers are optional, and those that are missing are named: ``pip install sparse_dot_topn python-graphblas``. Both sides
+Peers are optional; missing ones are named: ``pip install sparse_dot_topn sp_matmul_rs python-graphblas``. Both sides
 take their own matrices, made beforehand, and every answer is compared. Medians of runs in turn.
 
 ::
@@ -10,10 +10,12 @@ take their own matrices, made beforehand, and every answer is compared. Medians 
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ from spdist.kernels.product_spec import ProductSpec  # noqa: E402
 from spdist.kernels.semirings import SEMIRINGS  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
 
-PEERS = {"sparse_dot_topn": "sparse_dot_topn", "graphblas": "python-graphblas"}
+PEERS = {"sparse_dot_topn": "sparse_dot_topn", "sp_matmul_rs": "sp_matmul_rs", "graphblas": "python-graphblas"}
+TOP_N = ("sparse_dot_topn", "sp_matmul_rs")
 GRAPHBLAS = {"or_and": "lor_land"}
 RINGS = ("plus_times", "min_plus", "max_times", "max_min", "or_and", "plus_pair", "plus_first", "any_pair")
 Row = dict[str, Any]
@@ -76,13 +79,12 @@ def top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
         b = from_scipy(a.to_scipy().T)
         options = ProductSpec(top_n=10, threshold=threshold)
         runs = {"spdist": lambda a=a, b=b, options=options: cpu.multiply(a, b, threads=threads, spec=options)}
-        if find_spec("sparse_dot_topn"):
-            from sparse_dot_topn import sp_matmul_topn
-
-            left, right = a.to_scipy(), b.to_scipy()
-            peer = {"top_n": 10, "threshold": threshold, "n_threads": threads}
-            runs["sparse_dot_topn"] = lambda left=left, right=right, peer=peer: sp_matmul_topn(left, right, **peer)
-            check_top_n(runs["spdist"](), runs["sparse_dot_topn"](), threshold)
+        left, right = a.to_scipy(), b.to_scipy()
+        for peer in filter(find_spec, TOP_N):
+            runs[peer] = functools.partial(
+                import_module(peer).sp_matmul_topn, left, right, top_n=10, threshold=threshold, n_threads=threads
+            )
+            check_top_n(runs["spdist"](), runs[peer](), threshold)
         products = int(row_products(a, np.diff(b.indptr)).sum())
         case = f"{nrows:,} documents, {terms:,} terms, threshold {threshold}"
         rows.append({"case": case, "products": products, "seconds": in_turn(repeats, **runs)})
