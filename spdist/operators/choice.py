@@ -196,7 +196,7 @@ def _choose_on_gpu(m: CSR, dtypes: Dtypes, makers: Makers, uses: int, threads: i
         return Choice(makers[name](), name, why, threads)
     made = PreparedSell(sell.build(m, dtype=dtypes.stored, survey=survey))
     trial = Trial(m, dtypes.sums, threads)
-    _try_orders(trial, made, makers, uses)
+    _try_orders(trial, made, survey, makers, uses)
     if uses * costs[name].product * TRIAL_GAIN > TRIAL_S:
         _try_forms(trial, made, survey, costs, makers)
     return trial.best() if trial.found else Choice(made, name, why, threads)
@@ -228,10 +228,10 @@ def split(m: CSR, dtype: np.dtype[Any], stored: np.dtype[Any], uses: int, thread
     return Choice(found or whole, HYBRID, f"{HYBRID}: {why}", count)
 
 
-def _try_orders(trial: Trial, made: PreparedSell, makers: Makers, uses: int) -> None:
+def _try_orders(trial: Trial, made: PreparedSell, survey: Survey, makers: Makers, uses: int) -> None:
     """Time another order of rows and columns, if reads of x are so slow that it may repay its preparation."""
-    m, few = trial.m, len(made.matrix.long_rows) > 0
-    name = "popular" if few else "levels"  # with a few very long rows there are no levels
+    m, hubs = trial.m, int(survey.counts[-1])
+    name = "popular" if hubs else "levels"  # with a few very long rows there are no levels
     moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
     if name not in makers or moved <= _cache(_device()) or uses * ORDER_GAIN[name] < REORDERING:
         return
