@@ -76,6 +76,7 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
 NAMES_OF_ENGINES = {"scipy", "numba", "cuda", "hybrid"}
 OTHER_MEANINGS = {  # files in which these words name packages, a folder, or formats for products with vectors
     "foundation/settings.py", "jobs/compiling/ahead.py", "kernels/cuda/module.py", "operators/choice.py",
+    "operators/estimates.py",
     "scheduler/execution/announcer.py",
 }  # fmt: skip
 MODULES = {
