@@ -37,7 +37,7 @@ from spdist.kernels.spmv.sell.format import (
     new_chunks,
     value_places,
 )
-from spdist.kernels.spmv.sell.layout import Placement, cut_long_rows, list_places, no_long_rows, sort_groups
+from spdist.kernels.spmv.sell.layout import CPU_PIECE, Placement, cut_long_rows, list_places, no_long_rows, sort_groups
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
 
@@ -337,7 +337,7 @@ class Builder:
             return no_long_rows(np, dtype)
         rows = np.flatnonzero(self.lengths > CPU_LONG)
         counts = self.lengths[rows].astype(np.int64)
-        indptr, pieces, row_pieces = cut_long_rows(counts, self.a.nnz)
+        indptr, pieces, row_pieces = cut_long_rows(counts, self.a.nnz, CPU_PIECE)
         entry = np.arange(indptr[-1]) + np.repeat(self.a.indptr[rows] - indptr[:-1], counts)
         indices, data = self.a.indices[entry].astype(np.int32), self.a.data[entry].astype(dtype)
         return rows.astype(np.int32), indptr, indices, data, pieces, row_pieces

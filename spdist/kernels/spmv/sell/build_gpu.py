@@ -30,6 +30,7 @@ from spdist.kernels.spmv.sell.layout import (
     cut_long_rows,
     list_places,
     no_long_rows,
+    piece_on_gpu,
     share,
     sort_by_length,
     sort_groups,
@@ -233,7 +234,7 @@ class Builder:
         if not n:
             return no_long_rows(xp, dtype)
         rows, noted = self._parted[1], self._noted
-        cut = cut_long_rows(noted[2 + n :], a.nnz)
+        cut = cut_long_rows(noted[2 + n :], a.nnz, piece_on_gpu(noted[2 + n :]))
         there = xp.asarray(np.concatenate(cut))  # one copy
         indptr, pieces, row_pieces = there[: n + 1], there[n + 1 : -(n + 1)], there[-(n + 1) :].astype(np.int32)
         indices, data = xp.empty(int(cut[0][-1]), np.int32), xp.empty(int(cut[0][-1]), dtype)

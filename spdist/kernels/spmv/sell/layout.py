@@ -21,10 +21,10 @@ from spdist.matrices.dtypes import INT32_MAX, IndexArray
 from spdist.matrices.dtypes import is_on_gpu as is_on_gpu
 from spdist.matrices.dtypes import module_of as module_of
 
-PIECE = 4096
-"""Least entries of a piece of a long row."""
+PIECE, CPU_PIECE = 4096, 2048
+"""Least entries of a piece of a long row, on the GPU and on the CPU, whose threads share pieces."""
 WHOLE = 1 << 14
-"""Entries up to which long rows are not cut, if none has more: adding up their pieces is a launch more."""
+"""Entries up to which the GPU's long rows are not cut, if none has more: adding up their pieces is a launch more."""
 PIECES = 256
 """Pieces into which a whole matrix would be cut, so that a long row takes no longer than the rest of the matrix."""
 
@@ -161,12 +161,16 @@ def share(counts: IndexArray, nnz: int) -> Sharing:
     return Sharing(most, long)
 
 
-def cut_long_rows(counts: IndexArray, nnz: int) -> tuple[IndexArray, IndexArray, IndexArray]:
+def piece_on_gpu(counts: IndexArray) -> int:
+    """Return the least entries of a piece on the GPU; `counts`: entries of each long row."""
+    return WHOLE if counts.max(initial=0) <= WHOLE else PIECE
+
+
+def cut_long_rows(counts: IndexArray, nnz: int, piece: int) -> tuple[IndexArray, IndexArray, IndexArray]:
     """Return the offsets of the rows that stay in CSR, the starts of their pieces, and the first piece of each row.
 
-    `counts`: (nlong,): entries of each, on the host.
+    `counts`: (nlong,): entries of each, on the host. `piece`: least entries of a piece.
     """
-    piece = WHOLE if counts.max(initial=0) <= WHOLE else PIECE
     indptr, size = np.append(0, np.cumsum(counts)), max(piece, nnz // PIECES)
     row_pieces = np.append(0, np.cumsum(-(-counts // size)))
     row = np.repeat(np.arange(len(counts)), np.diff(row_pieces))
