@@ -13,8 +13,8 @@ Multiply = Callable[[Any, Any], Any]
 
 
 def is_batch(a: object, b: object) -> bool:
-    """Whether operands are lists of matrices."""
-    return isinstance(a, list | tuple) or isinstance(b, list | tuple)
+    """Whether operands are lists of matrices, and not rows of numbers."""
+    return any(isinstance(one, list | tuple) and all(hasattr(m, "shape") for m in one) for one in (a, b))
 
 
 def multiply(a: Any, b: Any, product: ProductOptions, options: InMemoryOptions, multiply_one: Multiply) -> list[Any]:

@@ -14,7 +14,7 @@ from scipy.sparse import _sparsetools
 from spdist.kernels.cpu.prepare import kernels_are_loaded
 from spdist.kernels.cpu.scipy_engine import Arrays, sort_rows, structural_product
 from spdist.matrices.csr import is_scipy
-from spdist.matrices.dtypes import check_dtype, result_dtype
+from spdist.matrices.dtypes import FRACTIONS, result_dtype
 
 FEW = 1 << 14
 """Products that SciPy adds up sooner than Numba's kernels are called."""
@@ -22,6 +22,8 @@ MANY = 1 << 17
 """Products up to which SciPy makes all of them, if Numba's kernels are not loaded; and entries of an operand."""
 BLOCK_PRODUCTS = 1 << 20
 """Products of numbers within blocks up to which SciPy is quicker than kernels of several steps."""
+DTYPES = {np.dtype(code) for code in "?bBhHiIlLqQ"} | set(FRACTIONS)
+"""Dtypes of values, in this machine's byte order."""
 _INDEX, _UNSIGNED = np.dtype(np.int32), np.dtype(np.uint32)
 
 
@@ -33,7 +35,7 @@ def multiply(a: Any, b: Any) -> Any:
         return _multiply_blocks(a, b) if a.format == b.format else None
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0] or a.nnz > MANY or b.nnz > MANY:
         return None
-    if not (a.dtype.isnative and b.dtype.isnative):
+    if a.dtype not in DTYPES or b.dtype not in DTYPES:
         return None
     by_columns = a.format == b.format == "csc"
     m = b.T if by_columns else a.tocsr()
@@ -63,14 +65,13 @@ def _multiply(a: Arrays, b: Arrays, shape: tuple[int, int]) -> Arrays | None:
         a, b = (m._replace(data=m.data.astype(dtype, copy=False)) for m in (a, b))
     if products > FEW and kernels_are_loaded(dtype, len(b.indptr) - 1, shape[1]):
         return None
-    check_dtype(dtype)
     return structural_product(shape, a, b, sort=True, twice=True)
 
 
 def _multiply_blocks(a: Any, b: Any) -> Any:
     """Return the product of two block matrices, if it is small and their blocks fit."""
     (r, s), (below, t) = a.blocksize, b.blocksize
-    if below != s or r == s == t == 1 or a.shape[1] != b.shape[0] or a.dtype != b.dtype or not a.dtype.isnative:
+    if below != s or r == s == t == 1 or a.shape[1] != b.shape[0] or a.dtype != b.dtype or a.dtype not in DTYPES:
         return None
     left, right = (Arrays(m.indptr, m.indices, m.data) for m in (a, b))
     rows, inner, columns = a.shape[0] // r, a.shape[1] // s, b.shape[1] // t
@@ -82,7 +83,6 @@ def _multiply_blocks(a: Any, b: Any) -> Any:
     products = int(np.add.reduce((right.indptr[1:] - right.indptr[:-1])[left.indices], dtype=np.int64))
     if products * r * s * t > BLOCK_PRODUCTS or columns > max(4 * products, FEW):
         return None
-    check_dtype(a.dtype)
     count = _sparsetools.csr_matmat_maxnnz(rows, columns, left.indptr, left.indices, right.indptr, right.indices)
     indptr, indices, data = np.empty(rows + 1, _INDEX), np.empty(count, _INDEX), np.empty((count, r, t), a.dtype)
     told = *left[:2], left.data.ravel(), *right[:2], right.data.ravel(), indptr, indices, data.ravel()

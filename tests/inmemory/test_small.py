@@ -74,10 +74,17 @@ def test_products_are_those_of_the_general_way(pair):
 
 @pytest.mark.parametrize("rows", [10, 100, 1000, 4000])
 @pytest.mark.parametrize("format", ["csr", "csc"])
-def test_products_of_one_object_and_of_many_entries(rows, format):
+def test_products_of_one_object_and_of_many_entries(monkeypatch, rows, format):
+    monkeypatch.setattr(small, "kernels_are_loaded", lambda *kinds: False)  # whatever ran before in this process
     a = random_matrix(rows, rows, 5.0, rows).asformat(format)
     check_same(small.multiply(a, a), general(a, a))
     check_same(spdist.matmul(a, a.copy()), general(a, a))
+
+
+def test_kernels_that_are_loaded_make_products_of_some_size(monkeypatch):
+    monkeypatch.setattr(small, "kernels_are_loaded", lambda *kinds: True)
+    assert small.multiply(random_matrix(100, 100, 5.0, 1), random_matrix(100, 100, 5.0, 2)) is not None
+    assert small.multiply(random_matrix(1000, 1000, 5.0, 1), random_matrix(1000, 1000, 5.0, 2)) is None
 
 
 @settings(deadline=None)
