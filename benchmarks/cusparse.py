@@ -240,21 +240,27 @@ class SpMV:
         library.call("SetStream", library.handle, Pointer(cupy.cuda.get_current_stream().ptr))
         create, arguments = getattr(self, f"_{name.split('_')[0]}")(a, name)
         library.call(f"Create{create}", ctypes.byref(self.matrix), *arguments)
-        for vector, array in zip(self.vectors, (x, y), strict=True):
-            library.call("CreateDnVec", ctypes.byref(vector), ctypes.c_int64(len(array)), _address(array), self.dtype)
+        for operand, array in zip(self.vectors, (x, y), strict=True):
+            self._describe(operand, array)
         self.factors = np.ones(1, a.dtype), np.zeros(1, a.dtype)
-        one, zero = (Pointer(factor.ctypes.data) for factor in self.factors)
-        self.one, self.zero = one, zero
+        self.one, self.zero = (Pointer(factor.ctypes.data) for factor in self.factors)
         if name in SPMV_OP:
             self._plan(SPMV_OP[name])
             return
+        self._prepare(name)
+
+    def _prepare(self, name: str) -> None:
+        """Ask for the buffer, and preprocess."""
         self.arguments = (
-            NON_TRANSPOSE, one, self.matrix, self.vectors[0], zero, self.vectors[1], self.dtype, SPMV[name]
+            NON_TRANSPOSE, self.one, self.matrix, self.vectors[0], self.zero, self.vectors[1], self.dtype, SPMV[name]
         )  # fmt: skip
+        self._preprocess("SpMV")
+
+    def _preprocess(self, function: str) -> None:
         size = Size()
-        library.call("SpMV_bufferSize", library.handle, *self.arguments, ctypes.byref(size))
+        self.library.call(f"{function}_bufferSize", self.library.handle, *self.arguments, ctypes.byref(size))
         self.buffer = cupy.cuda.alloc(max(size.value, 16))
-        library.call("SpMV_preprocess", library.handle, *self.arguments, Pointer(self.buffer.ptr))
+        self.library.call(f"{function}_preprocess", self.library.handle, *self.arguments, Pointer(self.buffer.ptr))
 
     def __call__(self) -> None:
         """Multiply, on the current stream."""
@@ -264,6 +270,10 @@ class SpMV:
             self.library.call("SpMVOp", self.library.handle, self.plan, self.one, self.zero, x, y, y)
             return
         self.library.call("SpMV", self.library.handle, *self.arguments, Pointer(self.buffer.ptr))
+
+    def _describe(self, operand: Pointer, array: Any) -> None:
+        """Make the descriptor of x or y."""
+        self.library.call("CreateDnVec", ctypes.byref(operand), ctypes.c_int64(len(array)), _address(array), self.dtype)
 
     def _plan(self, algorithm: int) -> None:
         """Prepare ``z = A x + 0 y``, with y for z."""
@@ -342,27 +352,16 @@ SPMM = {"csr_alg1": 4, "csr_alg2": 6, "csr_alg3": 12, "coo_alg4": 5}
 class SpMM(SpMV):
     """Y = A X by one algorithm of `SPMM`, preprocessed; x and y are (n, k) in C order."""
 
-    def __init__(self, library: Cusparse, name: str, a: CSR, x: Any, y: Any) -> None:
-        self.plan, self.operation = Pointer(), Pointer()
-        self.library, self.held, self.dtype = library, [a, x, y], VALUE_TYPES[a.dtype.name]
-        self.order: Any = None
-        self.matrix, self.vectors = Pointer(), [Pointer(), Pointer()]
-        library.call("SetStream", library.handle, Pointer(cupy.cuda.get_current_stream().ptr))
-        create, arguments = getattr(self, f"_{name.split('_')[0]}")(a, name)
-        library.call(f"Create{create}", ctypes.byref(self.matrix), *arguments)
-        for vector, array in zip(self.vectors, (x, y), strict=True):
-            sizes = map(ctypes.c_int64, (*array.shape, array.shape[1]))
-            library.call("CreateDnMat", ctypes.byref(vector), *sizes, _address(array), self.dtype, ORDER_ROW)
-        self.factors = np.ones(1, a.dtype), np.zeros(1, a.dtype)
-        one, zero = (Pointer(factor.ctypes.data) for factor in self.factors)
+    def _describe(self, operand: Pointer, array: Any) -> None:
+        sizes = map(ctypes.c_int64, (*array.shape, array.shape[1]))
+        self.library.call("CreateDnMat", ctypes.byref(operand), *sizes, _address(array), self.dtype, ORDER_ROW)
+
+    def _prepare(self, name: str) -> None:
         self.arguments = (
-            NON_TRANSPOSE, NON_TRANSPOSE, one, self.matrix, self.vectors[0], zero, self.vectors[1], self.dtype,
-            SPMM[name],
+            NON_TRANSPOSE, NON_TRANSPOSE, self.one, self.matrix, self.vectors[0], self.zero, self.vectors[1],
+            self.dtype, SPMM[name],
         )  # fmt: skip
-        size = Size()
-        library.call("SpMM_bufferSize", library.handle, *self.arguments, ctypes.byref(size))
-        self.buffer = cupy.cuda.alloc(max(size.value, 16))
-        library.call("SpMM_preprocess", library.handle, *self.arguments, Pointer(self.buffer.ptr))
+        self._preprocess("SpMM")
 
     def __call__(self) -> None:
         """Multiply, on the current stream."""

@@ -56,7 +56,7 @@ def multiply(a: Any, b: Any) -> Any:
 
 def _multiply(a: Arrays, b: Arrays, shape: tuple[int, int]) -> Arrays | None:
     """Return the product of two canonical matrices, if it is small."""
-    products = int(np.add.reduce((b.indptr[1:] - b.indptr[:-1])[a.indices], dtype=np.int64))
+    products = _count_products(a, b)
     if products > MANY or shape[1] > max(4 * products, FEW):  # it would clear more columns than it multiplies
         return None
     dtype = a.data.dtype
@@ -80,7 +80,7 @@ def _multiply_blocks(a: Any, b: Any) -> Any:
             return None
         if not _sparsetools.csr_has_canonical_format(shape[0], m.indptr, m.indices):
             return None
-    products = int(np.add.reduce((right.indptr[1:] - right.indptr[:-1])[left.indices], dtype=np.int64))
+    products = _count_products(left, right)
     if products * r * s * t > BLOCK_PRODUCTS or columns > max(4 * products, FEW):
         return None
     count = _sparsetools.csr_matmat_maxnnz(rows, columns, left.indptr, left.indices, right.indptr, right.indices)
@@ -93,6 +93,10 @@ def _multiply_blocks(a: Any, b: Any) -> Any:
     out = kind((data.take(order, axis=0), indices, indptr), shape=(a.shape[0], b.shape[1]), copy=False)
     out.has_sorted_indices = out.has_canonical_format = True
     return out
+
+
+def _count_products(a: Arrays, b: Arrays) -> int:
+    return int(np.add.reduce((b.indptr[1:] - b.indptr[:-1])[a.indices], dtype=np.int64))
 
 
 def _canonical(m: Any) -> Arrays | None:

@@ -233,10 +233,10 @@ def _try_orders(trial: Trial, made: PreparedSell, survey: Survey, makers: Makers
     m, hubs = trial.m, int(survey.counts[-1])
     name = "popular" if hubs else "levels"  # with a few very long rows there are no levels
     moved = made.nbytes + trial.dtype.itemsize * sum(m.shape)
-    if name not in makers or moved <= _cache(_device()) or uses * ORDER_GAIN[name] < REORDERING:
+    if name not in makers or moved <= _cache(estimates.device()) or uses * ORDER_GAIN[name] < REORDERING:
         return
     seconds = trial.add("sell", lambda: made)
-    slower = seconds - moved / estimates.bandwidth(_device())
+    slower = seconds - moved / estimates.bandwidth(estimates.device())
     if slower > (1 - GOOD_SHARE) * seconds and uses * ORDER_GAIN[name] * slower > REORDERING * seconds:
         trial.add(name, makers[name])
 
@@ -288,7 +288,7 @@ def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
     import cupy
 
     x, y = cupy.ones(m.ncols, dtype), cupy.empty(m.nrows, dtype)
-    least = matrix.nbytes / estimates.bandwidth(_device())
+    least = matrix.nbytes / estimates.bandwidth(estimates.device())
     trials = TRIALS if TRIALS * least < TRIAL_PRODUCTS_S else 2
     stream, begin, end = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(), cupy.cuda.Event()
 
@@ -308,12 +308,6 @@ def gpu_seconds(matrix: PreparedMatrix, m: CSR, dtype: np.dtype[Any], threads: i
         end.record(stream)
         end.synchronize()
     return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / trials
-
-
-def _device() -> int:
-    import cupy
-
-    return int(cupy.cuda.runtime.getDevice())
 
 
 @functools.cache

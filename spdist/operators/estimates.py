@@ -54,7 +54,7 @@ def on_gpu(m: CSR, survey: Survey, value_bytes: int) -> dict[str, Costs]:
 
     `value_bytes`: of a stored value.
     """
-    rate, width = bandwidth(_device()), csr_spmv.row_width(m.nrows, m.nnz)
+    rate, width = bandwidth(device()), csr_spmv.row_width(m.nrows, m.nnz)
     long = np.flatnonzero(survey.counts)
     longest = int(long[-1]) if len(long) else 0
     if longest == len(survey.counts) - 1:
@@ -97,7 +97,8 @@ def repaid_after(found: Costs, other: Costs) -> float:
     return more / gain if gain > 0 else math.inf if more else 0.0
 
 
-def _device() -> int:
+def device() -> int:
+    """Return the number of the current CUDA device."""
     import cupy
 
     return int(cupy.cuda.runtime.getDevice())

@@ -18,7 +18,7 @@ def counts_of(lengths):
 
 
 def costs_of(lengths, monkeypatch):
-    monkeypatch.setattr(estimates, "_device", lambda: 0)
+    monkeypatch.setattr(estimates, "device", lambda: 0)
     monkeypatch.setattr(estimates, "bandwidth", lambda number: 3.35e12)
     nnz = int(sum(lengths))
     m = CSR(np.append(0, np.cumsum(lengths)), np.zeros(nnz, np.int32), np.ones(nnz), (len(lengths), 1))
