@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 from distributed import Client, Nanny, SpecCluster
 
 logger = logging.getLogger("spdist")
@@ -91,14 +92,27 @@ def close_client(client: Client) -> None:
 
 @contextlib.contextmanager
 def closed_if_interrupted() -> Iterator[None]:
-    """Close the clusters whose start is interrupted: nobody else has them yet."""
-    before = set(SpecCluster._instances)
+    """Close the clusters whose start is interrupted, and end their processes: nobody else has them yet."""
+    clusters, processes = set(SpecCluster._instances), _spawned()
     try:
         yield
     except KeyboardInterrupt:
-        for cluster in set(SpecCluster._instances) - before:
+        for cluster in set(SpecCluster._instances) - clusters:
             close_cluster(cluster)
+        for process in _spawned() - processes:  # its nanny does not know of it before it has imported everything
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         raise
+
+
+def _spawned() -> set[psutil.Process]:
+    """Return this process's children that multiprocessing started, its resource tracker left out."""
+    spawned = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            if any("spawn_main" in word for word in child.cmdline()):
+                spawned.add(child)
+    return spawned
 
 
 def close_cluster(cluster: SpecCluster) -> None:
