@@ -14,6 +14,8 @@ from spdist.foundation.threads import run_in_threads
 IndexArray = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]
+DeviceArray = npt.NDArray[Any]
+"""An array of NumPy, or one of CuPy, which has NumPy's interface."""
 
 INT32_MAX = np.iinfo(np.int32).max
 """Largest column index, and largest number of entries, that int32 arrays hold."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from spdist.kernels.spmv import csr as csr_spmv
+from spdist.kernels.spmv.parallel import threads_for
 from spdist.matrices.csr import CSR
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ DESCRIBE_S, ROWS_S = 3e-5, 1e-4
 
 SCIPY_START_S, SCIPY_ENTRY_S = 5e-6, 1.3e-9
 """Seconds of SciPy's product on the CPU: at least, and an entry."""
-SELL_START_S, SELL_GAIN, THREAD_ENTRIES = 8e-6, 1.2, 1 << 15
-"""Of SELL on the CPU: seconds of a call, times as fast as SciPy on one thread, entries that are worth a thread."""
+SELL_START_S, SELL_GAIN = 8e-6, 1.2
+"""Of SELL on the CPU: seconds of a call, and times as fast as SciPy's loops."""
 CONVERT_START_S, CONVERT_ENTRY_S = 2.5e-3, 1e-7
 """Seconds of a conversion to SELL on the CPU: at least, and an entry on one thread."""
 
@@ -71,13 +72,12 @@ def on_gpu(m: CSR, survey: Survey, value_bytes: int) -> dict[str, Costs]:
 
 
 def on_cpu(nnz: int, threads: int) -> dict[str, Costs]:
-    """Return the costs of SciPy's product of a matrix as it is, and of SELL."""
-    busy = max(1, min(threads, nnz // THREAD_ENTRIES))
-    scipy = nnz * SCIPY_ENTRY_S
+    """Return the costs of SciPy's loops over a matrix as it is, and of SELL."""
+    scipy = nnz * SCIPY_ENTRY_S / threads_for(nnz, threads)
     convert = CONVERT_START_S + nnz * CONVERT_ENTRY_S / max(1, threads)
     return {
         "scipy": Costs(0.0, SCIPY_START_S + scipy),
-        "sell": Costs(convert, SELL_START_S + scipy / (SELL_GAIN * busy)),
+        "sell": Costs(convert, SELL_START_S + scipy / SELL_GAIN),
     }
 
 

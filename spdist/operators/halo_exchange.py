@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from spdist.kernels.spmv.device_array import DeviceArray
+from spdist.matrices.dtypes import DeviceArray
 from spdist.operators.halo import Share
 
 

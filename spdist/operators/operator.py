@@ -18,9 +18,8 @@ from spdist.errors import InputError, MatrixError
 from spdist.foundation.display import Displayed, Part, Table
 from spdist.foundation.units import format_bytes
 from spdist.inmemory import cupy_operands
-from spdist.kernels.spmv import columns, cpu_gpu_split, ehyb, prepared, reorder
+from spdist.kernels.spmv import columns, columns_cpu, cpu_gpu_split, ehyb, prepared, reorder
 from spdist.kernels.spmv.cpu_gpu_split import PreparedSplit
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.prepared import (
     PreparedBsr,
     PreparedCsr,
@@ -33,13 +32,15 @@ from spdist.kernels.spmv.sell import sell
 from spdist.matrices.bsr import BSR, entries
 from spdist.matrices.bsr import from_scipy as bsr_from_scipy
 from spdist.matrices.csr import CSR, from_scipy
-from spdist.matrices.dtypes import is_on_gpu
+from spdist.matrices.dtypes import DeviceArray, is_on_gpu
 from spdist.operators import choice
 from spdist.operators.choice import HYBRID, Choice
 from spdist.storage import atomic_replace, groups
 
 MANY_COLUMNS, MANY_REORDERED = 5, 16
 """Columns of x from which lanes of the GPU take columns; of a matrix in another order, which reads x well."""
+MANY_ON_CPU = 2
+"""Columns of x from which the CPU sums several at a time."""
 ENCODING = "spdist-operator"
 """``encoding-type`` of a stored operator."""
 
@@ -84,8 +85,9 @@ class Operator(Displayed):
         self.prepared, self.method, self.why, self.threads = chosen
         self.shape, self.dtype = shape, np.dtype(dtype)
         self._source = source
+        self._on_gpu = _multiplies_on_gpu(self.prepared)
         self._prepared_adjoint: Operator | None = None
-        self._pieces: columns.Pieces | None = None
+        self._made_for_columns: columns.Pieces | columns_cpu.Rows | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = Choice(self.prepared, self.method, self.why, self.threads)
@@ -156,6 +158,8 @@ class Operator(Displayed):
         return self.matvec(x) if x.ndim == 1 else self.matmat(x)
 
     def __matmul__(self, x: Any) -> Any:
+        if isinstance(x, np.ndarray):  # soon: a product of a small matrix takes microseconds
+            return self.matvec(x) if x.ndim == 1 else self.matmat(x)
         if isinstance(x, numbers.Number):
             raise InputError(f"a matrix times a number, {x!r}, is written with *")
         if not isinstance(x, list | tuple) and not (hasattr(x, "ndim") and hasattr(x, "dtype")):
@@ -252,8 +256,8 @@ class Operator(Displayed):
                 f"x is a {type(x).__name__}, and operators multiply dense arrays: give x.toarray(), or multiply two "
                 f"sparse matrices by spdist.spgemm"
             )
-        xp_x, dtype = x, np.result_type(self.dtype, x.dtype)
-        if is_on_gpu(x) != _multiplies_on_gpu(self.prepared):
+        xp_x, dtype = x, self.dtype if x.dtype == self.dtype else np.result_type(self.dtype, x.dtype)
+        if is_on_gpu(x) != self._on_gpu:
             raise MatrixError(f"the operator is not where x is: x is {type(x).__module__}.{type(x).__name__}")
         if dtype.kind == "c" and self.dtype.kind != "c":
             return self._multiply_parts(x, out, dtype)
@@ -262,27 +266,40 @@ class Operator(Displayed):
         shape = self.shape[0], *x.shape[1:]
         if out is not None and (out.dtype != dtype or not out.flags.c_contiguous or out.shape != shape):
             raise MatrixError(f"out must be a C-ordered {dtype} array of shape {shape}")
-        pieces = self._pieces_for(xp_x)
-        return (
-            self.prepared.multiply(xp_x, out, self.threads) if pieces is None else columns.multiply(pieces, xp_x, out)
-        )
+        for_columns = self._for_columns(xp_x)
+        if for_columns is not None:
+            return for_columns.multiply(xp_x, out, self.threads)
+        return self.prepared.multiply(xp_x, out, self.threads)
 
-    def _pieces_for(self, x: DeviceArray) -> columns.Pieces | None:
-        """Return the matrix cut for x if it has many columns and is on the GPU; cut once, and not in a CUDA graph."""
-        reordered = self.method in ("levels", "popular")
-        many = x.ndim == 2 and x.shape[1] >= (MANY_REORDERED if reordered else MANY_COLUMNS)
+    def _for_columns(self, x: DeviceArray) -> columns.Pieces | columns_cpu.Rows | None:
+        """Return the matrix in a form for the columns of x if they are many; made once, and not in a CUDA graph."""
+        if x.ndim == 1 or x.shape[1] < self._many:
+            return None
+        if self._made_for_columns is None:
+            self._made_for_columns = self._make_for_columns(is_on_gpu(x))
+        return self._made_for_columns
+
+    @functools.cached_property
+    def _many(self) -> float:
+        """Columns of x from which another form multiplies them, whatever form suits a vector."""
+        if self.method == HYBRID or (self._source is not None and self._source.dtype != self.dtype):
+            return math.inf
+        if not self._on_gpu:
+            suits = isinstance(self.prepared, PreparedSell) and self.prepared.matrix.dtype == self.dtype
+            return MANY_ON_CPU if suits and self.dtype.kind == "f" else math.inf
+        return MANY_REORDERED if self.method in ("levels", "popular") else MANY_COLUMNS
+
+    def _make_for_columns(self, on_gpu: bool) -> columns.Pieces | columns_cpu.Rows | None:
+        if not on_gpu:
+            return columns_cpu.Rows(csr_of(self.prepared) if self._source is None else self._source)
         source = self._source
         if source is None and isinstance(self.prepared, PreparedCsr | PreparedCusparse):
             source = self.prepared.matrix
-        if not many or source is None or not is_on_gpu(x) or self.method == HYBRID or source.dtype != self.dtype:
-            return None
-        if self._pieces is None:
-            import cupy
+        import cupy
 
-            if cupy.cuda.get_current_stream().is_capturing():
-                return None
-            self._pieces = columns.cut(source)
-        return self._pieces
+        if source is None or source.dtype != self.dtype or cupy.cuda.get_current_stream().is_capturing():
+            return None
+        return columns.cut(source)
 
     def _multiply_parts(self, x: DeviceArray, out: DeviceArray | None, dtype: np.dtype[Any]) -> Any:
         """Multiply a real matrix with a complex x: its real and imaginary parts are columns of their own."""

@@ -25,8 +25,8 @@ from spdist.foundation.cpus import count_cpus
 from spdist.foundation.units import check_count
 from spdist.inmemory import cupy_operands
 from spdist.kernels.spmv import ehyb
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import DeviceArray
 from spdist.operators import halo
 from spdist.operators.halo import Integers, Rows, Share
 from spdist.operators.halo_exchange import HaloExchange, HostHaloExchange, NcclHaloExchange

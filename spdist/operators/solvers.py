@@ -19,10 +19,9 @@ from spdist.errors import InputError, MatrixError
 from spdist.foundation.other_objects import refuse_other_objects
 from spdist.inmemory import cupy_operands
 from spdist.kernels.cuda.cuda_graph import Steps
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.vector_updates import BEFORE, CHANGED, KEPT, PQ, RR, RZ, updates_of
 from spdist.matrices.csr import in_native_order
-from spdist.matrices.dtypes import check_dtype, module_of
+from spdist.matrices.dtypes import DeviceArray, check_dtype, module_of
 from spdist.operators.operator import Operator
 from spdist.operators.partitioned import PartitionedOperator, on_host
 from spdist.operators.prepare import operator

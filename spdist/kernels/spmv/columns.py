@@ -15,8 +15,8 @@ import numpy as np
 
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import DeviceArray
 
 FILE = "spmv/columns.cu"
 LANE_BYTES = 16
@@ -47,6 +47,10 @@ class Pieces:
     def slots(self) -> int:
         """Pieces of rows of several."""
         return 0 if self.rows is None else len(self.starts) - 1 - (self.matrix.nrows - len(self.rows))
+
+    def multiply(self, x: DeviceArray, out: DeviceArray | None, threads: int) -> Any:
+        """Return ``a @ x``."""
+        return multiply(self, x, out)
 
 
 def cut(a: CSR) -> Pieces:

@@ -24,11 +24,10 @@ import numpy as np
 
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.pinned import Bytes, array_at, pinned
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.prepared import PreparedMatrix
 from spdist.kernels.spmv.sell import multiply_gpu
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import INT32_MAX
+from spdist.matrices.dtypes import INT32_MAX, DeviceArray
 
 FIRST_SHARE = 1 / 32
 """Share of the matrix for which the host is timed first."""

@@ -20,8 +20,8 @@ import numpy as np
 from spdist.errors import InputError
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import DeviceArray
 
 FILE = "spmv/csr.cu"
 WIDTHS = (1, 2, 4, 8, 16, 32)

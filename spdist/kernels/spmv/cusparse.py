@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from spdist.errors import SpdistError
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
+from spdist.matrices.dtypes import DeviceArray
 
 VALUE_TYPES = {"float32": 0, "float64": 1, "complex64": 4, "complex128": 5}
 """cudaDataType_t."""

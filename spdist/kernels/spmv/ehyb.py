@@ -28,13 +28,12 @@ from spdist.errors import InputError, MatrixError
 from spdist.kernels.cuda.constants import EHYB_NO_PLACE, EHYB_THREADS, EhybSlice
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell import build_gpu, multiply_gpu
 from spdist.kernels.spmv.sell.format import GPU_LONG, Sell, host
 from spdist.kernels.spmv.sell.sell import long_rows
 from spdist.kernels.spmv.sell.sell import to_csr as from_sell
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import INT32_MAX, is_on_gpu
+from spdist.matrices.dtypes import INT32_MAX, DeviceArray, is_on_gpu
 
 FILE = "spmv/ehyb.cu"
 SHARED_SHARE = 0.45

@@ -17,13 +17,16 @@ from spdist.foundation.units import counted
 from spdist.kernels.spmv import bsr as bsr_spmv
 from spdist.kernels.spmv import csr as csr_spmv
 from spdist.kernels.spmv import cusparse, ehyb, reorder
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.ehyb import Ehyb
+from spdist.kernels.spmv.parallel import in_parallel, threads_for
 from spdist.kernels.spmv.sell import multiply_gpu, sell
 from spdist.kernels.spmv.sell.format import Sell
 from spdist.matrices.bsr import BSR
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import is_on_gpu
+from spdist.matrices.dtypes import DeviceArray, is_on_gpu
+
+COLUMNS_AT_ONCE = 4
+"""Columns of x that SciPy multiplies about as quickly as one."""
 
 
 class PreparedMatrix(Protocol):
@@ -79,7 +82,7 @@ class PreparedSell:
 
 @dataclass(frozen=True, eq=False)
 class PreparedCsr(_OneMatrix):
-    """The given CSR: CSR-scalar or CSR-vector on the GPU, SciPy's product on the host."""
+    """The given CSR: CSR-scalar or CSR-vector on the GPU, SciPy's loops on the host."""
 
     matrix: CSR
     width: int = 0
@@ -89,12 +92,23 @@ class PreparedCsr(_OneMatrix):
         if is_on_gpu(x):
             return csr_spmv.multiply(self.matrix, x, out, width=self.width or None)
         y = np.empty((self.matrix.nrows, *x.shape[1:]), x.dtype) if out is None else out
-        y[...] = 0
-        m = self._scipy  # SciPy's operator allocates y, which costs as much as a pass over it
-        if x.ndim == 1:
-            _sparsetools.csr_matvec(*self.matrix.shape, m.indptr, m.indices, m.data, x, y)
+        m, columns = self._scipy, 1 if x.ndim == 1 else x.shape[1]
+
+        # SciPy's operator would allocate y, which costs as much as a pass over it, and take one thread.
+        def work(start: int, stop: int) -> None:
+            part = y[start:stop]
+            part[...] = 0
+            shape, rows = (stop - start, m.shape[1]), m.indptr[start : stop + 1]
+            if x.ndim == 1:
+                _sparsetools.csr_matvec(*shape, rows, m.indices, m.data, x, part)
+            else:
+                _sparsetools.csr_matvecs(*shape, columns, rows, m.indices, m.data, x.ravel(), part.ravel())
+
+        threads = threads_for(len(m.data) * max(1, columns // COLUMNS_AT_ONCE), threads)
+        if threads == 1:
+            work(0, len(y))
         else:
-            _sparsetools.csr_matvecs(*self.matrix.shape, x.shape[1], m.indptr, m.indices, m.data, x.ravel(), y.ravel())
+            in_parallel(work, m.indptr[1:], threads)
         return y
 
     @functools.cached_property

@@ -18,9 +18,8 @@ import numpy as np
 from spdist.kernels.cuda.constants import REORDER_UNSEEN as UNSEEN
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import is_on_gpu
+from spdist.matrices.dtypes import DeviceArray, is_on_gpu
 
 FILE = "spmv/reorder.cu"
 MOST_LEVELS = 4096

@@ -17,8 +17,7 @@ import numpy as np
 from spdist.kernels.cuda.constants import UPDATE_THREADS, ConjugateGradientSum, PageRankSum
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.device_array import DeviceArray
-from spdist.matrices.dtypes import is_on_gpu
+from spdist.matrices.dtypes import DeviceArray, is_on_gpu
 
 FILE = "spmv/vector_updates.cu"
 BLOCKS = 512

@@ -13,7 +13,6 @@ from spdist.errors import MatrixError
 from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import C_TYPES, c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import (
     BLOCKED_SHARE,
     BLOCKS,
@@ -36,7 +35,7 @@ from spdist.kernels.spmv.sell.layout import (
     sort_groups,
 )
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import IndexArray
+from spdist.matrices.dtypes import DeviceArray, IndexArray
 
 FILE = "spmv/sell/build.cu"
 SURVEY_BLOCKS = 1024

@@ -31,8 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spdist.kernels.cuda.constants import SELL_LONG, SELL_WINDOW, ChunkKind
-from spdist.kernels.spmv.device_array import DeviceArray
-from spdist.matrices.dtypes import Int64Array, is_on_gpu
+from spdist.matrices.dtypes import DeviceArray, Int64Array, is_on_gpu
 
 WIDE, NARROW, DIAGONAL, BLOCK_WIDE, BLOCK_NARROW = map(int, ChunkKind)
 KINDS = ("wide", "narrow", "diagonal", "block_wide", "block_narrow")

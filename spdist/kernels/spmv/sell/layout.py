@@ -15,9 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import GPU_LONG, WINDOW
-from spdist.matrices.dtypes import INT32_MAX, IndexArray
+from spdist.matrices.dtypes import INT32_MAX, DeviceArray, IndexArray
 from spdist.matrices.dtypes import is_on_gpu as is_on_gpu
 from spdist.matrices.dtypes import module_of as module_of
 

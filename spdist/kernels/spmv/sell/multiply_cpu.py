@@ -182,6 +182,9 @@ def multiply_piece_columns(
 def multiply(a: Sell, x: ValueArray, out: ValueArray | None, threads: int) -> ValueArray:
     """Return ``a @ x`` on the CPU, for x of shape (ncols,) or (ncols, k) in C order; small matrices take one thread."""
     y = np.zeros((a.shape[0], *x.shape[1:]), x.dtype) if out is None else out
+    if x.shape[1:] == (1,):
+        multiply(a, x[:, 0], y[:, 0], threads)
+        return y
     threads = threads_for(a.nnz * (x.shape[1] if x.ndim == 2 else 1), threads)
     plain = x.ndim == 1 and x.dtype.kind == "f" and a.lanes % GROUP == 0 and a.block == 1 and y.flags.c_contiguous
     if plain and not a.shares_rows:

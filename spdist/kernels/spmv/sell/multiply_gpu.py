@@ -10,8 +10,8 @@ import numpy as np
 from spdist.kernels.cuda.constants import SELL_WARPS
 from spdist.kernels.cuda.module import c_type, module
 from spdist.kernels.rounding import ceil_div
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import Sell
+from spdist.matrices.dtypes import DeviceArray
 
 FILE = "spmv/sell/multiply.cu"
 COLUMNS = (8, 4, 2, 1)

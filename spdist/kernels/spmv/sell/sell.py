@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from spdist.errors import InputError, MatrixError
-from spdist.kernels.spmv.device_array import DeviceArray
 from spdist.kernels.spmv.sell.format import LANES, Sell, to_host
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import INT32_MAX, is_on_gpu, module_of
+from spdist.matrices.dtypes import INT32_MAX, DeviceArray, is_on_gpu, module_of
 
 if TYPE_CHECKING:
     from spdist.kernels.spmv.sell.build_gpu import Survey
