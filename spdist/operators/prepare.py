@@ -40,11 +40,11 @@ def operator(
     method : str
         "auto"; "sell": SELL-C-sigma; "csr": CSR-scalar or CSR-vector, on the GPU; "bsr": block matrices by their
         blocks, on the CPU; "scipy", "cusparse" and "cusparse_coo": the loops of these libraries (SciPy's by threads
-        that share the rows), the last with the row of each entry beside it; cuSPARSE's last bits may differ from run to run; "levels" and "popular":
-        SELL-C-sigma in another order of rows and columns, which the caller does not see; "ehyb": parts cut by METIS, x
-        cached in shared memory, on the GPU; "hybrid": the first rows on the GPU, in the form that "auto" chooses, the
-        others on cores of this process, split by measured times, or the GPU alone if that is as fast. A CUDA graph
-        cannot capture "hybrid".
+        that share the rows), the last with the row of each entry beside it; cuSPARSE's last bits may differ from run to
+        run; "levels" and "popular": SELL-C-sigma in another order of rows and columns, which the caller does not see;
+        "ehyb": parts cut by METIS, x cached in shared memory, on the GPU; "hybrid": the first rows on the GPU, in the
+        form that "auto" chooses, the others on cores of this process, split by measured times, or the GPU alone if that
+        is as fast. A CUDA graph cannot capture "hybrid".
     uses : int
         Expected products. "auto" takes the form whose preparation and products take least: on the GPU by a model of
         both, which nothing is built for; it times candidates, and tries a reordering, only if the number repays that.
