@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from spdist.foundation.other_package import DISTRIBUTION, check_alone
 from spdist.matrices import late_bindings
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ _HOME = {
     "workers": "spdist.scheduler.executors.clients.cluster",
 }
 
+check_alone(__path__[0])
 late_bindings.register("save_vbr", "spdist.storage.vbr")
 for _name in ("to_scipy", "select", "multiply", "multiply_transposed"):
     late_bindings.register(_name, "spdist.interop.rows")
@@ -201,7 +203,7 @@ def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version("spdist")
+        return version(DISTRIBUTION)
     except PackageNotFoundError:
         return "0.0.0"
 
