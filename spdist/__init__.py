@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spdist.applications.cooccurrence import cooccurrence
     from spdist.applications.markov_clustering.clustering import Clustering
     from spdist.applications.markov_clustering.markov_clustering import markov_clustering
+    from spdist.applications.nearest_rows import kneighbors_graph
     from spdist.applications.pagerank import pagerank
     from spdist.applications.shortest_paths import shortest_paths
     from spdist.applications.similarity import similarity
@@ -67,6 +68,7 @@ _HOME = {
     "markov_clustering": "spdist.applications.markov_clustering.markov_clustering",
     "pagerank": "spdist.applications.pagerank",
     "shortest_paths": "spdist.applications.shortest_paths",
+    "kneighbors_graph": "spdist.applications.nearest_rows",
     "similarity": "spdist.applications.similarity",
     **dict.fromkeys(("apply", "ewise_add", "ewise_mult"), "spdist.api.elementwise"),
     **dict.fromkeys(("TriangleCount", "triangles"), "spdist.applications.triangles"),
@@ -148,6 +150,7 @@ __all__ = [
     "from_dask",
     "generate",
     "import_matrix",
+    "kneighbors_graph",
     "markov_clustering",
     "matmul",
     "multi_matmul",

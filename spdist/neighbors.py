@@ -20,9 +20,9 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.preprocessing import normalize
 from sklearn.utils.validation import check_is_fitted, validate_data
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from spdist.api import products as api
+from spdist.applications.nearest_rows import without_own
 from spdist.applications.similarity import METRICS
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.cpus import count_cpus
@@ -60,7 +60,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     mode : {"distance", "connectivity", "similarity"}
         Whether entries are distances (1 minus the cosine, or Euclidean ones), ones, or similarities.
     metric : {"cosine", "inner_product", "euclidean"}
-        Euclidean distances are of dense arrays in memory.
+        By Euclidean distance, sparse and stored rows are made dense, block by block.
     threshold : float, optional
         Least similarity. Rows then have as many neighbours as reach it, up to the number asked for. Without, each row
         has that number: where fewer rows have something in common with it, others follow with similarity 0.
@@ -151,6 +151,48 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.fit(X)
         return self._graph(self._rows, is_fit=True)
 
+    def kneighbors(
+        self,
+        X: Any = None,  # noqa: N803
+        n_neighbors: int | None = None,
+        return_distance: bool = True,
+    ) -> Any:
+        """Find the neighbours of new rows, or of the fitted ones, as scikit-learn's searches return them.
+
+        Parameters
+        ----------
+        X : (n_samples, n_features), optional
+            As for `fit`; by default the fitted rows, and none is its own neighbour.
+        n_neighbors : int, optional
+            By default the transformer's.
+        return_distance : bool
+            Whether to return distances too; similarities if the mode is "similarity".
+
+        Returns
+        -------
+        distances : (n_samples, n_neighbors) array
+        columns : (n_samples, n_neighbors) array
+            Numbers of the fitted rows, from the nearest on.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer rows than neighbours asked for.
+        InputError
+            If a threshold leaves a row with fewer neighbours.
+        """
+        check_is_fitted(self)
+        is_fit = X is None
+        rows = self._rows if is_fit else self._taken(X, reset=False)
+        asked = int(self.n_neighbors if n_neighbors is None else n_neighbors)
+        columns, values = self._nearest(rows, asked + is_fit, is_fit=is_fit)
+        if is_fit:
+            columns, values = without_own(columns, values, 0)
+        if (columns < 0).any():
+            row = int((columns < 0).any(axis=1).argmax())
+            raise InputError(f"threshold={self.threshold} leaves row {row:,} with fewer neighbours: use transform")
+        return (values, columns) if return_distance else columns
+
     @property
     def _n_features_out(self) -> int:
         return int(self.n_samples_fit_)
@@ -192,36 +234,51 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     def _graph(self, rows: Any, *, is_fit: bool) -> sp.csr_matrix:
         """Return the neighbours of some rows."""
-        asked = int(self.n_neighbors) + (self.mode == "distance")
+        columns, values = self._nearest(rows, int(self.n_neighbors) + (self.mode == "distance"), is_fit=is_fit)
+        there = columns >= 0
+        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+        chosen = slice(None) if there.all() else there  # a mask that selects all would copy them
+        values = np.ones_like(values) if self.mode == "connectivity" else values
+        parts = values[chosen].ravel().astype(rows.dtype, copy=False), columns[chosen].ravel(), indptr
+        return sp.csr_matrix(parts, shape=(rows.shape[0], self.n_samples_fit_))
+
+    def _nearest(self, rows: Any, asked: int, *, is_fit: bool) -> tuple[Any, Any]:
+        """Return the neighbours of each row, nearest first, and distances, or similarities if these are the mode.
+
+        Returns `columns, values`: (rows, asked); -1 in `columns` marks an empty slot.
+        """
         if asked > self.n_samples_fit_:
             raise ValueError(
                 f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {asked}, n_samples_fit = "
                 f"{self.n_samples_fit_}, n_samples = {rows.shape[0]}"
             )
-        if isinstance(rows, np.ndarray) and isinstance(self._rows, np.ndarray):
-            return self._dense_graph(rows, asked, is_fit=is_fit)
-        if self.metric == "euclidean":
-            raise InputError("metric='euclidean' is of dense arrays in memory: pass X.toarray(), or metric='cosine'")
+        are_dense = isinstance(rows, np.ndarray) and isinstance(self._rows, np.ndarray)
+        if are_dense or self.metric == "euclidean":
+            return self._nearest_dense(rows, asked, is_fit=is_fit)
         is_cosine = self.metric == "cosine"
         with ExitStack() as stack:
             a, b, folder = self._operands(rows, stack, normalize if is_cosine else None)
             found = _Similarities(a, b, is_fit and is_cosine, folder)
             columns, values = found.nearest(asked, self.threshold, {"engine": self.engine}, self.memory_limit)
-        return self._as_mode(columns, values, rows)
+        return columns, np.maximum(1 - values, 0) if self.mode == "distance" else values
 
-    def _dense_graph(self, rows: Any, asked: int, *, is_fit: bool) -> sp.csr_matrix:
-        """Return the neighbours of dense rows among dense rows."""
-        from spdist.kernels.dense.nearest import nearest  # loads Numba
+    def _nearest_dense(self, rows: Any, asked: int, *, is_fit: bool) -> tuple[Any, Any]:
+        """Return what `_nearest` does of rows that are dense, or made dense block by block."""
+        from spdist.applications.nearest_rows import search_blocks  # loads Numba
 
+        if is_dask_array(rows) or is_dask_array(self._rows):
+            raise InputError("Euclidean distances of a Dask array: spdist.from_dask(x, 'A.zarr') stores it")
         metric: Any = self.metric
-        with threadpool_limits(1, "blas"):  # spdist has a thread for each CPU
-            columns, distances = nearest(rows, self._rows, asked, metric)
-        values = -distances if metric == "inner_product" else distances
-        if is_fit and metric != "inner_product":
+        columns = np.empty((rows.shape[0], asked), np.int64)
+        values = np.empty(columns.shape)
+        for found in search_blocks(rows, self._rows, asked, metric, self.memory_limit):
+            mine = slice(found.start, found.start + len(found.columns))
+            columns[mine], values[mine] = found.columns, found.distances
+        if metric == "inner_product":
+            return columns, -values
+        if is_fit:
             _put_first(columns, values, 0, 0.0)
-        if self.mode != "distance" and metric == "cosine":
-            values = 1 - values
-        return self._as_graph(columns, np.ones_like(values) if self.mode == "connectivity" else values, rows)
+        return columns, 1 - values if self.mode != "distance" and metric == "cosine" else values
 
     def _operands(self, rows: Any, stack: ExitStack, change: Callable[[Any], Any] | None) -> tuple[Any, Any, str]:
         """Return both operands in memory, or both stored in a folder that is removed at the end.
@@ -237,22 +294,6 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             number: _stored(m, f"{folder}/{place}.zarr", change) for place, (number, m) in enumerate(pair.items())
         }
         return stored[id(rows)], stored[id(self._rows)], folder
-
-    def _as_mode(self, columns: Any, values: Any, rows: Any) -> sp.csr_matrix:
-        """Return the graph; -1 in `columns` marks an empty slot."""
-        if self.mode == "distance":
-            values = np.maximum(1 - values, 0)
-        elif self.mode == "connectivity":
-            values = np.ones_like(values)
-        return self._as_graph(columns, values, rows)
-
-    def _as_graph(self, columns: Any, values: Any, rows: Any) -> sp.csr_matrix:
-        """Return the graph of columns and values of each row; -1 in `columns` marks an empty slot."""
-        there = columns >= 0
-        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
-        chosen = slice(None) if there.all() else there  # a mask that selects all would copy them
-        parts = values[chosen].ravel().astype(rows.dtype, copy=False), columns[chosen].ravel(), indptr
-        return sp.csr_matrix(parts, shape=(rows.shape[0], self.n_samples_fit_))
 
 
 class _Similarities:

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics.pairwise import cosine_distances, cosine_similarity
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsTransformer, NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -217,7 +217,6 @@ def test_dense_and_sparse_rows_meet():
 @pytest.mark.parametrize(
     ("options", "x", "match"),
     [
-        ({}, sp.csr_array(np.eye(5)), "is of dense arrays in memory"),
         ({"mode": "similarity"}, np.eye(5), "are of similarities"),
         ({"threshold": 0.5}, np.eye(5), "are of similarities"),
     ],
@@ -225,3 +224,27 @@ def test_dense_and_sparse_rows_meet():
 def test_what_euclidean_distances_are_not(options, x, match):
     with pytest.raises(InputError, match=match):
         TopNTransformer(2, metric="euclidean", **options).fit_transform(x)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "stored"])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_neighbours_of_new_and_of_fitted_rows(kind, metric, tmp_path):
+    x = np.random.default_rng(6).standard_normal((60, 6))
+    rows = {"dense": x, "sparse": sp.csr_array(x), "stored": spdist.save(tmp_path / "x.zarr", sp.csr_array(x))}[kind]
+    theirs = NearestNeighbors(n_neighbors=4, metric=metric, algorithm="brute").fit(x)
+    ours = TopNTransformer(4, metric=metric, threshold=None if metric == "euclidean" else -2.0).fit(rows)
+    new = x[:9] + 0.1
+    for found, wanted in (
+        (ours.kneighbors(), theirs.kneighbors()),
+        (ours.kneighbors(new, 3), theirs.kneighbors(new, 3)),
+    ):
+        np.testing.assert_allclose(found[0], wanted[0], atol=1e-7)
+        np.testing.assert_array_equal(found[1], wanted[1])
+    np.testing.assert_array_equal(ours.kneighbors(new, return_distance=False), theirs.kneighbors(new)[1])
+    graph = ours.transform(new)
+    np.testing.assert_allclose(graph.data.reshape(-1, 5)[:, :4], ours.kneighbors(new)[0], atol=1e-7)
+
+
+def test_a_threshold_has_no_array_of_neighbours():
+    with pytest.raises(InputError, match=r"threshold=0.99 leaves row 0 with fewer neighbours: use transform"):
+        TopNTransformer(2, threshold=0.99).fit(sp.eye_array(5, format="csr")).kneighbors()

@@ -136,4 +136,4 @@ def test_bytes_without_a_unit_are_asked_about():
 def test_a_matrix_in_place_of_a_path_is_named_by_its_kind():
     m = sp.eye_array(3, format="csr")
     with pytest.raises(spdist.InputError, match="a csr_array of 3 x 3 is a matrix in memory"):
-        spdist.similarity(m, m)
+        spdist.cooccurrence(m, m)

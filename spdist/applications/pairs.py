@@ -22,30 +22,44 @@ Change = Callable[[CSR], CSR]
 
 def multiply_pairs(
     matrix: Any, place: str, options: dict[str, Any], keywords: ApplicationKeywords, *, by_columns: bool = False,
-    change: tuple[Change, np.dtype[Any]] | None = None, check: bool = False, callbacks: Callbacks | None = None,
+    other: Any = None, change: tuple[Change, np.dtype[Any]] | None = None, check: bool = False,
+    callbacks: Callbacks | None = None,
 ) -> Any:  # fmt: skip
-    """Multiply a matrix by its transpose, except for the diagonal.
+    """Multiply a matrix by its transpose, except for the diagonal; or by another one's transpose.
 
     `place`: where C goes, normalised; empty if it stays in memory.
     `options`: of the product: semiring, epilogue, threshold, top-n, triangle.
     `by_columns`: whether pairs are columns, ``A.T @ A``, or rows, ``A @ A.T``.
+    `other`: a matrix that lies where `matrix` does, whose rows are the second ones of pairs.
     `change`: (callable, dtype), optional: changes rows before they are multiplied, to values of this dtype.
     `check, callbacks`: as in `multiply`.
     Returns C in memory if the matrix is in memory, else the report of a stored C.
     """
-    count = int(matrix.shape[1 if by_columns else 0])
-    check_axes(place, (count, count))
-    itself = sp.eye_array(count, dtype=bool).tocsr()
+    axis = 1 if by_columns else 0
+    first, second = int(matrix.shape[axis]), int((matrix if other is None else other).shape[axis])
+    check_axes(place, (first, second))
+    itself = sp.eye_array(first, dtype=bool).tocsr() if other is None else None
     side = {"transpose_a" if by_columns else "transpose_b": True}
-    every = {**options, **side, "complement": True, **select(keywords, WhereKeywords)}
+    every = {**options, **side, "complement": itself is not None, **select(keywords, WhereKeywords)}
     if not isinstance(matrix, StoredMatrix):
-        rows = matrix if change is None else change[0](next(parts(matrix))[1]).to_scipy()
-        c = sp.csr_array(api.matmul(rows, rows, mask=itself, **every))
+        both = [m if change is None else change[0](next(parts(m))[1]).to_scipy() for m in _distinct(matrix, other)]
+        c = sp.csr_array(api.matmul(both[0], both[-1], mask=itself, **every))
         return api.save(place, c, **mode_of(keywords)) if place else c
     every |= {"check": check, "callbacks": callbacks, **select(keywords, TargetKeywords)}
-    with hold_target(place, steal=keywords.get("steal", False)), scratch(place, "changed", "itself") as (copy, mask):
-        rows = matrix
+    wanted = "changed", "changed-corpus", "itself"
+    with hold_target(place, steal=keywords.get("steal", False)), scratch(place, *wanted) as (*copies, mask):
+        rows = _distinct(matrix, other)
         if change is not None:
             changed, dtype = change
-            rows = copy_of(matrix, copy, lambda _, m: changed(m), dtype, keywords.get("names", True))
-        return api.multiply(rows, rows, place, mask=api.save(mask, itself), **every)
+            named = keywords.get("names", True)
+            rows = [
+                copy_of(m, copy, lambda _, part: changed(part), dtype, named)
+                for m, copy in zip(rows, copies, strict=False)
+            ]
+        without = None if itself is None else api.save(mask, itself)
+        return api.multiply(rows[0], rows[-1], place, mask=without, **every)
+
+
+def _distinct(matrix: Any, other: Any) -> list[Any]:
+    """Return a matrix, and the other if there is one."""
+    return [matrix] if other is None else [matrix, other]

@@ -16,6 +16,7 @@ from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, TaskKeywords, lists_keywords, options_of
 from spdist.storage.foreign import versions
+from spdist.storage.matrix import StoredMatrix
 
 Metric = Literal["cosine", "inner_product"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -25,8 +26,9 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 @versions.watched()
 def similarity(
     a: Any,
-    out: str | Path | None = None,
+    out: Any = None,
     *,
+    corpus: Any = None,
     top_n: int = 10,
     threshold: float = 0.0,
     metric: Metric = "cosine",
@@ -34,7 +36,7 @@ def similarity(
     callbacks: Callbacks | None = None,
     **keywords: Unpack[TaskKeywords],
 ) -> Any:
-    """Find the most similar rows of each row; the matrix of all similarities is never whole.
+    """Find the most similar rows of each row, among the others or in a corpus; all similarities are never whole.
 
     Parameters
     ----------
@@ -42,9 +44,12 @@ def similarity(
         A row for each text, user or cell; real and finite. A file is imported to a temporary matrix beside C; of
         several edges from one vertex to another, the sum counts.
     out : str or Path, optional
-        Where to store C; required for a stored matrix and for a file. C has the names of the rows.
+        Where to store C; required for a stored matrix and for a file. C has the names of the rows. A matrix in this
+        place is the corpus.
+    corpus : (k, m) matrix, in memory if `a` is, else stored, optional
+        Rows that are searched in place of the rows of `a`.
     top_n : int
-        Number of rows to keep for each row, most similar first. A row is not compared with itself.
+        Number of rows to keep for each row, most similar first. Without a corpus, a row is not compared with itself.
     threshold : float
         Least similarity. Rows that share nothing are never similar.
     metric : {"cosine", "inner_product"}
@@ -58,7 +63,7 @@ def similarity(
 
     Returns
     -------
-    (n, n) csr_array or Report
+    (n, n) or (n, k) csr_array or Report
         The similarity of rows i and j in row i and column j, in memory if the matrix is; the report of a stored C.
 
     Raises
@@ -78,6 +83,8 @@ def similarity(
            [1.  , 0.  , 0.  ],
            [0.  , 0.05, 0.  ]])
     """
+    if out is not None and not isinstance(out, str | Path) and corpus is None:
+        out, corpus = None, out
     (execution,) = options_of(similarity, keywords, ExecutionOptions)
     execution.check()
     if metric not in METRICS:
@@ -85,13 +92,30 @@ def similarity(
     ProductSpec(top_n=top_n, threshold=threshold)  # raises for invalid values
     with imported(a, beside(out, "similarities", keywords), keywords, duplicates="sum") as operand:
         matrix = opened(operand, "similarities")
+        other = None if corpus is None else _corpus(corpus, matrix)
         place = place_of_result(out, matrix, "similarities")
-        check_values(matrix, np.isfinite, "finite real values")
-        dtype = matrix.dtype if matrix.dtype.kind == "f" or metric != "cosine" else np.dtype(np.float64)
+        for rows in (matrix,) if other is None else (matrix, other):
+            check_values(rows, np.isfinite, "finite real values")
+        dtype = matrix.dtype if other is None else np.result_type(matrix.dtype, other.dtype)
+        dtype = dtype if dtype.kind == "f" or metric != "cosine" else np.dtype(np.float64)
         least = np.finfo(dtype).tiny if dtype.kind == "f" else 1  # rows that share nothing are not similar
         options = {"top_n": top_n, "threshold": max(threshold, float(least))}
         change = None if metric != "cosine" else (lambda rows: _unit_rows(rows, dtype), dtype)
-        return multiply_pairs(matrix, place, options, keywords, change=change, check=check, callbacks=callbacks)
+        return multiply_pairs(
+            matrix, place, options, keywords, other=other, change=change, check=check, callbacks=callbacks
+        )
+
+
+def _corpus(corpus: Any, queries: Any) -> Any:
+    """Return the rows to search, where the queries are: in memory, or stored."""
+    other = opened(corpus, "similarities")
+    if isinstance(other, StoredMatrix) != isinstance(queries, StoredMatrix):
+        raise InputError(
+            "the rows and the corpus are not both stored, nor both in memory: spdist.save('A.zarr', m) stores a matrix"
+        )
+    if other.shape[1] != queries.shape[1]:
+        raise InputError(f"rows of {queries.shape[1]:,} columns cannot be compared with rows of {other.shape[1]:,}")
+    return other
 
 
 def _unit_rows(rows: CSR, dtype: np.dtype[Any]) -> CSR:

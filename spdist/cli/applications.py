@@ -31,8 +31,15 @@ def add_application_verbs(verbs: Verbs) -> None:
     sub.add_argument("--top-n", type=count_of, metavar="N", help="rows kept for each row, by default 10")
     sub.add_argument("--threshold", type=float, metavar="X", help="keep similarities from X up")
     sub.add_argument("--metric", help="cosine (default) or inner_product")
+    sub.add_argument("--corpus", metavar="B", help="search the rows of this matrix, by default of A")
     _add_stored(sub)
     add_options(sub, FileKeywords)
+    text = "the nearest rows of each row of dense data, exact"
+    sub = verbs.add("neighbors", _neighbors, text, a="file or matrix in Zarr, path or URL", c=PRODUCT)
+    sub.add_argument("--n-neighbors", type=count_of, metavar="N", help="neighbours of each row, by default 15")
+    sub.add_argument("--metric", help="euclidean (default), cosine or inner_product")
+    sub.add_argument("--corpus", metavar="B", help="search the rows of this file or matrix, by default of A")
+    add_options(sub, "memory_limit", "overwrite", "steal", FileKeywords)
     text = "for each pair of columns, count the rows that have both: A.T @ A"
     sub = verbs.add("cooccurrence", _cooccurrence, text, a=MATRIX, c=PRODUCT)
     sub.add_argument("--measure", help="count (default), or pmi: pointwise mutual information")
@@ -122,8 +129,21 @@ def _stored(function: Any, args: argparse.Namespace, keywords: dict[str, Any]) -
 def _similarity(args: argparse.Namespace) -> int:
     from spdist.applications.similarity import similarity
 
-    own = chosen(args, "top_n", "threshold", "metric")
+    own = chosen(args, "top_n", "threshold", "metric", "corpus")
     return _stored(similarity, args, own | given(args, TaskKeywords, "check"))
+
+
+def _neighbors(args: argparse.Namespace) -> int:
+    from spdist.applications.nearest_rows import kneighbors_graph
+    from spdist.cli import console
+
+    own = chosen(args, "n_neighbors", "metric", "corpus", "memory_limit", "overwrite", "steal")
+    found = kneighbors_graph(args.a, args.c, **own, **given(args, FileKeywords))
+    args.made = args.c
+    each = found.nnz // max(found.nrows, 1)
+    if not args.json:
+        console.line(f"{counted(each, 'neighbour')} of each of {counted(found.nrows, 'row')}; the graph is in {args.c}")
+    return print_json({"rows": found.nrows, "neighbors": each}, args)
 
 
 def _cooccurrence(args: argparse.Namespace) -> int:

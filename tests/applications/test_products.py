@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import shortest_path
+from sklearn.metrics.pairwise import cosine_similarity
 
 import spdist
 from spdist import cli
@@ -115,6 +116,19 @@ def test_triangles_in_memory(m):
     assert (found.triangles, found.vertices) == (dense_triangles(m), m.shape[0])
 
 
+@pytest.mark.parametrize("metric", ["cosine", "inner_product"])
+def test_similarity_to_a_corpus(metric, stored, tmp_path):
+    """Row i of the corpus is not left out for query i."""
+    queries, corpus = abs(random_matrix(30, 40, 6, 1)), abs(random_matrix(50, 40, 6, 2))
+    found = spdist.similarity(queries, corpus, top_n=60, metric=metric)
+    every = cosine_similarity(queries, corpus) if metric == "cosine" else (queries @ corpus.T).toarray()
+    np.testing.assert_allclose(found.toarray(), every, atol=1e-12)
+    assert abs(spdist.similarity(queries, corpus=corpus, top_n=3, metric=metric)).nnz <= 90
+    places = stored("Q", queries), stored("B", corpus)
+    spdist.similarity(places[0], tmp_path / "C.zarr", corpus=places[1], top_n=60, metric=metric, check=True)
+    np.testing.assert_allclose(spdist.open(tmp_path / "C.zarr").to_scipy().toarray(), every, atol=1e-12)
+
+
 @pytest.mark.parametrize("memory_limit", [None, "64MiB"])
 def test_triangles_of_a_stored_graph(stored, tmp_path, memory_limit):
     m = random_matrix(300, 300, 8, 2)
@@ -183,6 +197,8 @@ def test_one_gpu_works_in_this_process(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
+        (lambda m, out: spdist.similarity(m, out, corpus=sp.eye_array(4)), "are not both stored"),
+        (lambda m, out: spdist.similarity(m, out, corpus="none.zarr"), "there is no such matrix"),
         (lambda m, out: spdist.similarity(m, out, metric="jaccard"), "metric='jaccard' is not one of cosine"),
         (lambda m, out: spdist.similarity(m, out, top_n=0), "top_n"),
         (lambda m, out: spdist.similarity(m), "say where"),
