@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from spdist.api.elementwise import apply, ewise_add, ewise_mult
     from spdist.api.products import check, matmul, multiply, plan, reduce, save, spy, status, verify
     from spdist.applications.cooccurrence import cooccurrence
+    from spdist.applications.correlation import correlation
     from spdist.applications.markov_clustering.clustering import Clustering
     from spdist.applications.markov_clustering.markov_clustering import markov_clustering
     from spdist.applications.nearest_rows import kneighbors_graph
@@ -65,6 +66,7 @@ _HOME = {
     ),
     "Clustering": "spdist.applications.markov_clustering.clustering",
     "cooccurrence": "spdist.applications.cooccurrence",
+    "correlation": "spdist.applications.correlation",
     "markov_clustering": "spdist.applications.markov_clustering.markov_clustering",
     "pagerank": "spdist.applications.pagerank",
     "shortest_paths": "spdist.applications.shortest_paths",
@@ -142,6 +144,7 @@ __all__ = [
     "cluster_security",
     "conjugate_gradient",
     "cooccurrence",
+    "correlation",
     "ehyb",
     "engine_names",
     "ewise_add",

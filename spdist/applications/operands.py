@@ -120,19 +120,25 @@ def mode_of(keywords: ApplicationKeywords) -> Mode:
 
 
 def copy_of(
-    m: StoredMatrix, place: str, change: Callable[[int, CSR], CSR], dtype: np.dtype[Any], names: bool, **facts: str
-) -> StoredMatrix:
+    m: StoredMatrix, place: str, change: Callable[[int, CSR], CSR], dtype: np.dtype[Any], names: bool,
+    last: CSR | None = None, facts: dict[str, str] | None = None,
+) -> StoredMatrix:  # fmt: skip
     """Store a copy of a matrix with its rows changed, in parts.
 
     `place`: path of the copy; must be free.
     `change`: takes the number of the first row, and rows; returns the changed rows, canonical, of `dtype`.
     `names`: whether the copy has the names of the matrix.
-    `**facts`: stored with the copy.
+    `last`: a row to add, which has no name: the copy then has names of columns only.
+    `facts`: stored with the copy.
     """
     carried = names_for(place, m.names) if names else NO_NAMES
-    writer = MatrixWriter(place, m.ncols, dtype, dict(facts), carried)
+    writer = MatrixWriter(
+        place, m.ncols, dtype, dict(facts or {}), carried if last is None else carried._replace(rows=None)
+    )
     for start, rows in parts(m):
         writer.append(change(start, rows))
+    if last is not None:
+        writer.append(last)
     return writer.close()
 
 

@@ -22,44 +22,42 @@ Change = Callable[[CSR], CSR]
 
 def multiply_pairs(
     matrix: Any, place: str, options: dict[str, Any], keywords: ApplicationKeywords, *, by_columns: bool = False,
-    other: Any = None, change: tuple[Change, np.dtype[Any]] | None = None, check: bool = False,
-    callbacks: Callbacks | None = None,
+    other: Any = None, with_own: bool = False, change: tuple[Change, np.dtype[Any]] | None = None,
+    last: tuple[CSR, CSR] | None = None, check: bool = False, callbacks: Callbacks | None = None,
 ) -> Any:  # fmt: skip
-    """Multiply a matrix by its transpose, except for the diagonal; or by another one's transpose.
+    """Multiply a matrix by its transpose, or by another one's.
 
     `place`: where C goes, normalised; empty if it stays in memory.
     `options`: of the product: semiring, epilogue, threshold, top-n, triangle.
     `by_columns`: whether pairs are columns, ``A.T @ A``, or rows, ``A @ A.T``.
     `other`: a matrix that lies where `matrix` does, whose rows are the second ones of pairs.
+    `with_own`: whether C has the diagonal, where it is of pairs of one matrix.
     `change`: (callable, dtype), optional: changes rows before they are multiplied, to values of this dtype.
+    `last`: a row to add to the first and to the second operand, after the change.
     `check, callbacks`: as in `multiply`.
     Returns C in memory if the matrix is in memory, else the report of a stored C.
     """
-    axis = 1 if by_columns else 0
-    first, second = int(matrix.shape[axis]), int((matrix if other is None else other).shape[axis])
+    both = [matrix] if other is None and last is None else [matrix, matrix if other is None else other]
+    first, second = (int(both[at].shape[1 if by_columns else 0]) for at in (0, -1))
     check_axes(place, (first, second))
-    itself = sp.eye_array(first, dtype=bool).tocsr() if other is None else None
+    itself = sp.eye_array(first, dtype=bool).tocsr() if other is None and not with_own else None
     side = {"transpose_a" if by_columns else "transpose_b": True}
     every = {**options, **side, "complement": itself is not None, **select(keywords, WhereKeywords)}
     if not isinstance(matrix, StoredMatrix):
-        both = [m if change is None else change[0](next(parts(m))[1]).to_scipy() for m in _distinct(matrix, other)]
-        c = sp.csr_array(api.matmul(both[0], both[-1], mask=itself, **every))
+        rows = [m if change is None else change[0](next(parts(m))[1]).to_scipy() for m in both]
+        if last is not None:
+            rows = [sp.vstack([m, end.to_scipy()], format="csr") for m, end in zip(rows, last, strict=True)]
+        c = sp.csr_array(api.matmul(rows[0], rows[-1], mask=itself, **every))
         return api.save(place, c, **mode_of(keywords)) if place else c
     every |= {"check": check, "callbacks": callbacks, **select(keywords, TargetKeywords)}
-    wanted = "changed", "changed-corpus", "itself"
+    wanted = "changed", "changed-other", "itself"
     with hold_target(place, steal=keywords.get("steal", False)), scratch(place, *wanted) as (*copies, mask):
-        rows = _distinct(matrix, other)
         if change is not None:
             changed, dtype = change
-            named = keywords.get("names", True)
-            rows = [
-                copy_of(m, copy, lambda _, part: changed(part), dtype, named)
-                for m, copy in zip(rows, copies, strict=False)
+            names = keywords.get("names", True)
+            both = [
+                copy_of(m, copy, lambda _, part: changed(part), dtype, names, end)
+                for m, copy, end in zip(both, copies, last or (None, None), strict=False)
             ]
         without = None if itself is None else api.save(mask, itself)
-        return api.multiply(rows[0], rows[-1], place, mask=without, **every)
-
-
-def _distinct(matrix: Any, other: Any) -> list[Any]:
-    """Return a matrix, and the other if there is one."""
-    return [matrix] if other is None else [matrix, other]
+        return api.multiply(both[0], both[-1], place, mask=without, **every)

@@ -185,7 +185,7 @@ class _Search:
         """Store the matrices before the first product, if they are missing; return the last step that is stored."""
 
         def write(place: str, facts: dict[str, str]) -> None:
-            copy_of(self.edges, place, _with_loops, self.edges.dtype, names, **facts)
+            copy_of(self.edges, place, _with_loops, self.edges.dtype, names, facts=facts)
 
         last = kept.begin(write, resume=resume)
         if self.sources is None or last >= 1:

@@ -47,6 +47,14 @@ def add_application_verbs(verbs: Verbs) -> None:
     sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
     sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
     _add_stored(sub)
+    text = "Pearson's correlation of each pair of columns, or their covariance"
+    sub = verbs.add("correlation", _correlation, text, a=FILE, c=PRODUCT)
+    sub.add_argument("--measure", help="correlation (default) or covariance")
+    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
+    sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
+    sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
+    _add_stored(sub)
+    add_options(sub, FileKeywords)
     sub = verbs.add("triangles", _triangles, "count the triangles of a graph", graph=GRAPH)
     sub.add_argument("--folder", help="for a copy of the edges; all workers must see it")
     add_options(sub, WhereKeywords, FileKeywords)
@@ -151,6 +159,13 @@ def _cooccurrence(args: argparse.Namespace) -> int:
 
     own = chosen(args, "measure", "threshold", "top_n", "triangle")
     return _stored(cooccurrence, args, own | given(args, ApplicationKeywords, "check"))
+
+
+def _correlation(args: argparse.Namespace) -> int:
+    from spdist.applications.correlation import correlation
+
+    own = chosen(args, "measure", "threshold", "top_n", "triangle")
+    return _stored(correlation, args, own | given(args, TaskKeywords, "check"))
 
 
 def _triangles(args: argparse.Namespace) -> int:
