@@ -58,7 +58,7 @@ LAYERS = {  # folder or file at the top -> what it may import, besides itself
         "scheduler.dashboard",
     },
 }
-TOP = ["api", "applications", "notebook", "neighbors", "cli", "__main__", "__init__"]
+TOP = ["api", "applications", "notebook", "neighbors", "torch", "cli", "__main__", "__init__"]
 PARTS = [*LAYERS, *TOP]
 FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "cuda": set(),

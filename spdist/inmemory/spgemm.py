@@ -40,8 +40,9 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
 
         - SciPy's: bool, integers, float32/64, complex64/128; through the GPU no integers of 8 or 16 bits.
         - `cupyx.scipy.sparse`: bool, float32/64, complex64/128.
-        - Sparse tensors of PyTorch without gradients: dtypes on the CPU as for SciPy's, on a GPU as for CuPy's. The
-          mask may be a tensor too, and C is a tensor of layout `torch.sparse_csr`.
+        - Sparse tensors of PyTorch: dtypes on the CPU as for SciPy's, on a GPU as for CuPy's. The mask may be a tensor
+          too, and C is a tensor of layout `torch.sparse_csr`. Values that require gradients get them through C, with
+          the patterns fixed; over plus_times, without an epilogue. `spdist.torch.spgemm` is this function.
         - Block matrices, SciPy's `bsr_array` or `spdist.BSR` on the host or the GPU, with blocks of r x s and s x t.
           They are multiplied block by block. If only one has blocks, or the blocks do not fit, they are multiplied
           entry by entry, and a line is logged.

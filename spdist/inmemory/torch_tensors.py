@@ -1,10 +1,13 @@
 """Sparse tensors of PyTorch in, sparse tensors out: their memory is shared, on the host and on the GPU.
 
-Nothing here imports PyTorch before there is a tensor of its.
+Gradients are of the values, with the patterns fixed: the gradient of A is ``dC @ B.T`` where A has entries, and the
+gradient of B is ``A.T @ dC`` where B has some; each a product under a mask. Nothing here imports PyTorch before there
+is a tensor of its.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -14,7 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.errors import InputError, MatrixError, install
-from spdist.matrices.dtypes import INT32_MAX
+from spdist.matrices.dtypes import INT32_MAX, module_of
 from spdist.options import ProductOptions
 
 
@@ -29,7 +32,7 @@ def multiply(a: Any, b: Any, product: ProductOptions, made_by: Callable[[Any, An
     Parameters
     ----------
     a, b : torch.Tensor
-        Sparse, of two dimensions, on one device. Gradients are not tracked.
+        Sparse, of two dimensions, on one device. If one needs a gradient, the product is a node of PyTorch's graph.
     product : ProductOptions
         The mask may be a tensor too.
     made_by : callable
@@ -43,7 +46,9 @@ def multiply(a: Any, b: Any, product: ProductOptions, made_by: Callable[[Any, An
     Raises
     ------
     MatrixError
-        If only one is a tensor, one is not sparse or needs a gradient, or they lie on different devices.
+        If only one is a tensor, one is not sparse, or they lie on different devices.
+    InputError
+        If one needs a gradient that the product does not have: of a semiring, or cut by top-n, for instance.
     """
     for name, one in (("A", a), ("B", b)):
         if not is_tensor(one):
@@ -59,7 +64,106 @@ def multiply(a: Any, b: Any, product: ProductOptions, made_by: Callable[[Any, An
         if is_tensor(product.mask):
             product = replace(product, mask=_matrix_of(_by_rows(product.mask, "the mask")))
         product = replace(product, sort=True)  # PyTorch demands sorted rows of `torch.sparse_csr`
+        if any(tensor.requires_grad for tensor in tensors):
+            return _with_gradients(tensors, left, right, product, made_by)
         return _tensor_of(made_by(left, right, product), tensors[0])
+
+
+def _with_gradients(
+    tensors: list[Any],
+    left: Any,
+    right: Any,
+    product: ProductOptions,
+    made_by: Callable[[Any, Any, ProductOptions], Any],
+) -> Any:
+    """Multiply tensors of which one needs a gradient; see `multiply`."""
+    if product.semiring != "plus_times" or product.epilogue is not None:
+        raise InputError(
+            "gradients are of products over plus_times without an epilogue: leave these out, or pass a.detach()"
+        )
+    for name, matrix in (("A", left), ("B", right)):
+        if not bool((_keys(matrix)[1:] > _keys(matrix)[:-1]).all()):
+            raise MatrixError(f"{name} has rows that are not sorted, or duplicates: .to_sparse_coo().coalesce() first")
+    a, b = tensors
+    task = _Task(left, right, product, made_by, a.device)
+    values = _function().apply(a.values(), b.values(), task)
+    c = task.c
+    kind = _index_kind(c, a)
+    import torch
+
+    parts = (torch.from_dlpack(part.astype(kind)) for part in (c.indptr, c.indices))
+    return torch.sparse_csr_tensor(*parts, values, size=tuple(c.shape), device=a.device, check_invariants=False)
+
+
+class _Task:
+    """A product whose values are differentiated, with matrices on the memory of tensors.
+
+    `c`: the product, once it is made.
+    """
+
+    def __init__(
+        self, left: Any, right: Any, product: ProductOptions, made_by: Callable[..., Any], device: Any
+    ) -> None:
+        self.left, self.right, self.product, self.made_by, self.device = left, right, product, made_by, device
+        self.c: Any = None
+
+    def forward(self) -> Any:
+        """Multiply; return the values of C."""
+        self.c = self.made_by(self.left, self.right, self.product).tocsr()
+        return self.c.data
+
+    def gradient_of_left(self, change: Any) -> Any:
+        """Return the gradient of A's values; `change`: of C's values."""
+        return self._at(self.left, self._changed(change), self.right.T.conj().tocsr())
+
+    def gradient_of_right(self, change: Any) -> Any:
+        """Return the gradient of B's values; `change`: of C's values."""
+        return self._at(self.right, self.left.T.conj().tocsr(), self._changed(change))
+
+    def _changed(self, change: Any) -> Any:
+        return type(self.c)((change, self.c.indices, self.c.indptr), shape=self.c.shape)
+
+    def _at(self, pattern: Any, x: Any, y: Any) -> Any:
+        """Return the values of ``x @ y`` at the entries of a matrix, in their order; 0 where there is no product."""
+        found = self.made_by(x, y, ProductOptions(mask=pattern, sort=True)).tocsr()
+        values = module_of(pattern.data).zeros(len(pattern.data), pattern.data.dtype)
+        values[_keys(pattern).searchsorted(_keys(found))] = found.data
+        return values
+
+
+def _keys(m: Any) -> Any:
+    """Return a number for each entry of a CSR, ascending in a matrix with sorted rows."""
+    xp = module_of(m.data)
+    rows = xp.searchsorted(m.indptr[1:], xp.arange(len(m.indices)), side="right")
+    return rows.astype(np.int64) * m.shape[1] + m.indices
+
+
+@functools.cache
+def _function() -> Any:
+    """Return the function of PyTorch's that computes values of C, and gradients of A's and B's values."""
+    import torch
+    from torch.autograd.function import once_differentiable
+
+    class Product(torch.autograd.Function):  # type: ignore[misc]
+        """C's values by A's and B's."""
+
+        @staticmethod
+        def forward(ctx: Any, a: Any, b: Any, task: _Task) -> Any:
+            ctx.task = task
+            with _on_device(a):
+                return torch.from_dlpack(task.forward())
+
+        @staticmethod
+        @once_differentiable  # type: ignore[untyped-decorator]
+        def backward(ctx: Any, change: Any) -> tuple[Any, Any, None]:
+            task, wanted = ctx.task, ctx.needs_input_grad
+            with _on_device(change):
+                given = _array_of(change.contiguous())
+                a = torch.from_dlpack(task.gradient_of_left(given)) if wanted[0] else None
+                b = torch.from_dlpack(task.gradient_of_right(given)) if wanted[1] else None
+            return a, b, None
+
+    return Product
 
 
 def _by_rows(tensor: Any, name: str) -> Any:
@@ -71,8 +175,6 @@ def _by_rows(tensor: Any, name: str) -> Any:
             f"{name} is a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)}: spdist multiplies sparse "
             f"tensors of two dimensions; convert it with .to_sparse_csr()"
         )
-    if tensor.requires_grad:
-        raise MatrixError(f"{name} needs a gradient, which spdist's products do not have: pass {name}.detach()")
     return tensor if tensor.layout == torch.sparse_csr else tensor.to_sparse_csr()
 
 
@@ -90,16 +192,32 @@ def _on_device(tensor: Any) -> AbstractContextManager[Any]:
 
 def _matrix_of(tensor: Any) -> Any:
     """Return SciPy's or CuPy's matrix on the memory of a tensor in CSR."""
-    parts = tensor.values(), tensor.col_indices(), tensor.crow_indices()
+    values = tensor.values()
+    parts = values.detach() if tensor.requires_grad else values, tensor.col_indices(), tensor.crow_indices()
     try:
         if tensor.is_cuda:
-            import cupy
             import cupyx.scipy.sparse as csp
 
-            return csp.csr_matrix(tuple(map(cupy.from_dlpack, parts)), shape=tuple(tensor.shape))
-        return sp.csr_array(tuple(part.numpy() for part in parts), shape=tuple(tensor.shape))
+            return csp.csr_matrix(tuple(map(_array_of, parts)), shape=tuple(tensor.shape))
+        return sp.csr_array(tuple(map(_array_of, parts)), shape=tuple(tensor.shape))
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise MatrixError(f"a tensor of {tensor.dtype} is not multiplied ({error}): convert it with .to(...)") from None
+
+
+def _array_of(tensor: Any) -> Any:
+    """Return the array of NumPy or CuPy on the memory of a dense tensor."""
+    if not tensor.is_cuda:
+        return tensor.numpy()
+    import cupy
+
+    return cupy.from_dlpack(tensor)
+
+
+def _index_kind(c: Any, like: Any) -> Any:
+    """Return the dtype of the indices of C: as another tensor's columns have it, if it is wide enough."""
+    import torch
+
+    return np.int32 if like.col_indices().dtype == torch.int32 and c.nnz <= INT32_MAX else np.int64
 
 
 def _tensor_of(matrix: Any, like: Any) -> Any:
@@ -107,6 +225,6 @@ def _tensor_of(matrix: Any, like: Any) -> Any:
     import torch
 
     c = matrix.tocsr()
-    kind = np.int32 if like.col_indices().dtype == torch.int32 and c.nnz <= INT32_MAX else np.int64
+    kind = _index_kind(c, like)
     parts = [torch.from_dlpack(part) for part in (c.indptr.astype(kind), c.indices.astype(kind), c.data)]
     return torch.sparse_csr_tensor(*parts, size=tuple(c.shape), device=like.device, check_invariants=False)

@@ -10,7 +10,9 @@ import pytest
 import scipy.sparse as sp
 
 import spdist
-from spdist.errors import MatrixError
+from spdist.errors import InputError, MatrixError
+from spdist.inmemory import torch_tensors
+from spdist.options import ProductOptions
 from tests.conftest import has_gpu, random_matrix
 from tests.support import stand_in_torch
 
@@ -71,7 +73,6 @@ def test_memory_is_shared(torch):
         (lambda t: (t, B), "B is a csr_.*not a tensor of PyTorch"),
         (lambda t: (A, t), "A is a csr_.*not a tensor of PyTorch"),
         (lambda t: (t.to_dense(), t), r"layout torch.strided and shape \(40, 30\).*to_sparse_csr"),
-        (lambda t: (t.requires_grad_(), t), r"A needs a gradient.*A.detach\(\)"),
         (lambda t: (t, t), "shapes do not fit: A is 40 x 30"),
     ],
 )
@@ -85,6 +86,85 @@ def test_a_dtype_that_numpy_lacks(torch):
     t = t.to(torch.bfloat16) if hasattr(t, "to") else tensor(torch, A.astype(np.longdouble))
     with pytest.raises(MatrixError, match=r"is not multiplied \(Got unsupported ScalarType BFloat16\)"):
         spdist.spgemm(t, t)
+
+
+MASK = random_matrix(40, 50, 9.0, 5)
+CUTS = [{}, {"mask": MASK}, {"mask": MASK, "complement": True}, {"top_n": 3}, {"threshold": 0.5}]
+
+
+@pytest.mark.parametrize("options", CUTS)
+def test_gradients_are_products_at_the_entries(options):
+    """The change of a weighted sum of C's values, which is linear in A and in B."""
+    a, b = (sp.csr_array(m).astype(float) for m in (A, B))
+    product = ProductOptions(**options)
+    task = torch_tensors._Task(a, b, product, spgemm_of(product), "cpu")
+    weights = np.random.default_rng(0).standard_normal(len(task.forward()))
+    kept = task.c.copy()
+    kept.data = weights
+    for grown, found in (
+        (lambda change: type(a)((change, a.indices, a.indptr), shape=a.shape) @ b, task.gradient_of_left(weights)),
+        (lambda change: a @ type(b)((change, b.indices, b.indptr), shape=b.shape), task.gradient_of_right(weights)),
+    ):
+        change = np.random.default_rng(1).standard_normal(len(found))
+        assert found @ change == pytest.approx((kept * grown(change)).sum())
+        assert np.count_nonzero(found) > 9
+
+
+def spgemm_of(product):
+    """Multiply as `spdist.spgemm` does, with options as it hands them on."""
+
+    def made_by(a, b, product):
+        return spdist.spgemm(a, b, mask=product.mask, complement=product.complement, top_n=product.top_n,
+                             threshold=product.threshold)  # fmt: skip
+
+    return made_by
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs PyTorch")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("options", CUTS[:3])
+def test_gradients_pass_gradcheck(device, options):
+    import torch
+
+    from spdist.torch import spgemm
+
+    a, b = (tensor(torch, sp.csr_array(m).astype(float), device=device) for m in (A[:9, :8], B[:8, :7]))
+    options = {name: value[:9, :7] if name == "mask" else value for name, value in options.items()}
+    if "mask" in options:
+        options["mask"] = tensor(torch, options["mask"].tocsr(), device=device)
+
+    def values_of_c(x, y):
+        left, right = (
+            torch.sparse_csr_tensor(m.crow_indices(), m.col_indices(), values, m.shape)
+            for m, values in ((a, x), (b, y))
+        )
+        return spgemm(left, right, **options).values()
+
+    values = [m.values().clone().requires_grad_() for m in (a, b)]
+    assert torch.autograd.gradcheck(values_of_c, values)
+    for kind in (torch.float32, torch.float64):
+        left, right = (m.detach().to(kind).requires_grad_() for m in (a, b))
+        c = spgemm(left, right)
+        assert c.requires_grad
+        c.values().sum().backward()
+        wanted = torch.ones(9, 7, dtype=kind, device=device) @ b.to(kind).to_dense().T
+        there = a.to_dense() != 0
+        found = left.grad.to_dense()
+        torch.testing.assert_close(found[there], wanted[there])
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs PyTorch")
+def test_products_without_a_gradient():
+    import torch
+
+    a, b = (tensor(torch, sp.csr_array(m).astype(float)).requires_grad_() for m in (A, B))
+    with pytest.raises(InputError, match=r"gradients are of products over plus_times.*a\.detach\(\)"):
+        spdist.spgemm(a, b, semiring="max_times")
+    assert not spdist.spgemm(a.detach(), b.detach(), semiring="max_times").requires_grad
+    parts = (torch.tensor(part) for part in ([0, 2], [1, 0], [1.0, 2.0]))
+    unsorted = torch.sparse_csr_tensor(*parts, size=(1, 40), dtype=torch.float64).requires_grad_()
+    with pytest.raises(MatrixError, match="A has rows that are not sorted, or duplicates"):
+        spdist.spgemm(unsorted, a)
 
 
 @pytest.mark.skipif(not (INSTALLED and has_gpu()), reason="needs PyTorch, CuPy and a CUDA device")
