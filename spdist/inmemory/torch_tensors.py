@@ -76,7 +76,7 @@ def _with_gradients(
     product: ProductOptions,
     made_by: Callable[[Any, Any, ProductOptions], Any],
 ) -> Any:
-    """Multiply tensors of which one needs a gradient; see `multiply`."""
+    """Multiply tensors, at least one with a gradient; see `multiply`."""
     if product.semiring != "plus_times" or product.epilogue is not None:
         raise InputError(
             "gradients are of products over plus_times without an epilogue: leave these out, or pass a.detach()"
