@@ -14,7 +14,7 @@ from spdist.matrices import late_bindings
 if TYPE_CHECKING:
     from spdist.api.chain import multi_matmul
     from spdist.api.elementwise import apply, ewise_add, ewise_mult
-    from spdist.api.products import check, matmul, multiply, plan, reduce, save, spy, status, verify
+    from spdist.api.products import append, check, matmul, multiply, plan, reduce, save, spy, status, verify
     from spdist.applications.cooccurrence import cooccurrence
     from spdist.applications.correlation import correlation
     from spdist.applications.markov_clustering.clustering import Clustering
@@ -62,7 +62,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     **dict.fromkeys(
-        ("check", "matmul", "multiply", "plan", "reduce", "save", "spy", "status", "verify"), "spdist.api.products"
+        ("append", "check", "matmul", "multiply", "plan", "reduce", "save", "spy", "status", "verify"),
+        "spdist.api.products",
     ),
     "Clustering": "spdist.applications.markov_clustering.clustering",
     "cooccurrence": "spdist.applications.cooccurrence",
@@ -139,6 +140,7 @@ __all__ = [
     "SpdistError",
     "TriangleCount",
     "VerificationError",
+    "append",
     "apply",
     "check",
     "cluster_security",

@@ -98,6 +98,50 @@ def save(
     return saving.save(url, matrix, row_names=row_names, column_names=column_names, overwrite=overwrite, steal=steal)
 
 
+def append(
+    target: str | Path, rows: Any, *, row_names: Iterable[str] | None = None, steal: bool = False
+) -> StoredMatrix:
+    """Append rows to a stored matrix; the files of what is there are shared with the new version, not copied.
+
+    Readers see the old matrix, or the new one. Products of the old one are other products, which are not resumed.
+
+    Parameters
+    ----------
+    target : str or Path
+        A matrix that spdist wrote, (n, m), not in blocks.
+    rows : scipy.sparse matrix or array; or path, URL or StoredMatrix
+        (k, m), of values that the matrix's dtype holds.
+    row_names : iterable of str, optional
+        Names of the new rows; by default the names that they are stored with. All rows have names, or none.
+    steal : bool
+        As in `multiply`.
+
+    Returns
+    -------
+    StoredMatrix
+        (n + k, m)
+
+    Raises
+    ------
+    InputError
+        If `target` is no such matrix, or names do not fit. Nothing has been written.
+    MatrixError
+        If shapes or dtypes do not fit.
+    SpdistError
+        If the disk is full.
+
+    Examples
+    --------
+    >>> import scipy.sparse as sp
+    >>> a = save("memory://A.zarr", sp.eye_array(3), overwrite=True)
+    >>> append("memory://A.zarr", sp.eye_array(2, 3)).shape
+    (5, 3)
+    """
+    from spdist.jobs import save as saving
+
+    return saving.append(target, rows, row_names=row_names, steal=steal)
+
+
 @lists_keywords(PlanKeywords)
 def plan(a: MatrixLike, b: MatrixLike, **keywords: Unpack[PlanKeywords]) -> Plan:
     """Plan ``A @ B``: how it is cut, what each worker takes, what it should cost. Runs nothing.

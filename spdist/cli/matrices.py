@@ -44,6 +44,11 @@ def add_matrix_verbs(verbs: Verbs, command: str | None) -> None:
     add_overwrite(sub)
     sub = verbs.add("transpose", _transpose, "write the transpose of a matrix", source=MATRIX, target=TARGET)
     add_overwrite(sub)
+    text = "append the rows of one matrix to another one"
+    sub = verbs.add(
+        "append", _append, text, target="matrix to grow, in Zarr, path or URL", source=f"new rows: {MATRIX}"
+    )
+    add_options(sub, "steal")
     text = "write the whole of a symmetric matrix from its upper triangle"
     sub = verbs.add("symmetrize", _symmetrize, text, source=f"upper triangle: {MATRIX}", target=TARGET)
     sub.add_argument("--conjugate", action="store_true", help="of a Hermitian one")
@@ -105,6 +110,12 @@ def _transpose(args: argparse.Namespace) -> int:
     with console.transfer_bar(f"transposing {args.source}", quiet=args.json) as bar:
         matrix = transpose(args.source, args.target, **given(args, *MODE), progress=bar)
     return _show_matrix(matrix, args)
+
+
+def _append(args: argparse.Namespace) -> int:
+    from spdist.jobs.save import append
+
+    return _show_matrix(append(args.target, args.source, **given(args, "steal")), args)
 
 
 def _symmetrize(args: argparse.Namespace) -> int:

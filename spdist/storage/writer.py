@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,6 +148,29 @@ class MatrixWriter:
         self._offsets: ChunkBuffer | None = None
         self._entries: tuple[ChunkBuffer, ChunkBuffer] | None = None
 
+    @classmethod
+    def continuing(
+        cls, old: StoredMatrix, url: str | Path, facts: dict[str, Any], names: AxisNames = NO_NAMES
+    ) -> MatrixWriter:
+        """Return a writer that has written the rows of a matrix; its full Zarr chunks are taken as they are.
+
+        `old`: canonical, not in blocks; a form that spdist does not write is read and written.
+        """
+        writer = cls(url, old.ncols, old.dtype, facts, names)
+        arrays = old.indptr, old.indices, old.data
+        layouts = (replace(writer.layout, chunk=old.data.chunk, compressed=flag) for flag in (False, True))
+        layout = next((one for one in layouts if all(_has_form(array, one) for array in arrays)), None)
+        if layout is None or not old.nnz:
+            for start, stop, _ in old.row_blocks(1 << 22):
+                writer.append(old.rows(start, stop))
+            return writer
+        writer.layout = layout
+        groups.begin(layout.url, facts)
+        writer._offsets, *entries = (_continued(array, layout) for array in arrays)
+        writer._entries = entries[0], entries[1]
+        writer.nrows, writer.nnz = old.nrows, old.nnz
+        return writer
+
     def append(self, block: CSR) -> None:
         """Write the next rows, which must be canonical."""
         self._begin()
@@ -175,3 +199,19 @@ class MatrixWriter:
             groups.begin(self.layout.url, self.facts)
             self._offsets = ChunkBuffer(self.layout.array("indptr"))
             self._offsets.append(np.zeros(1, np.int64))
+
+
+def _has_form(array: ChunkedArray, layout: Layout) -> bool:
+    """Whether an array's Zarr chunks are as a layout writes them."""
+    documents = [json.loads(one.metadata) | {"shape": None} for one in (array, layout.array(array.name))]
+    return bool(documents[0] == documents[1])
+
+
+def _continued(array: ChunkedArray, layout: Layout) -> ChunkBuffer:
+    """Return a buffer of a new array that has the elements of an array; files of full Zarr chunks are shared."""
+    new, full = layout.array(array.name), array.length // array.chunk
+    for k in range(full):
+        new.location.take(new.key(k), array.location)
+    buffer = ChunkBuffer(new, full * array.chunk)
+    buffer.append(array.read(full * array.chunk, array.length))
+    return buffer

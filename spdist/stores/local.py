@@ -79,6 +79,13 @@ class LocalLocation(Location):
     def write(self, key: str, content: bytes) -> None:
         write_whole(self.path / key, content)
 
+    def take(self, key: str, source: Location) -> None:
+        (self.path / key).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # another file system, or one without hard links
+            os.link(source.path / key, self.path / key)
+            return
+        super().take(key, source)
+
     def write_durably(self, key: str, content: bytes) -> None:
         write_whole(self.path / key, content, durable=True)
 

@@ -140,6 +140,10 @@ class Location:
 
         self.wait(self.zarr_store().set(key, default_buffer_prototype().buffer.from_bytes(content)))
 
+    def take(self, key: str, source: Location) -> None:
+        """Write a file that is at `source` by the same key, and is never changed in place; files may be shared."""
+        self.write(key, source.read(key))
+
     def write_durably(self, key: str, content: bytes) -> None:
         """Write a file; after a crash or a power failure it has the old or the new content."""
         self.write(key, content)
