@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spdist.api.products import append, check, matmul, multiply, plan, reduce, save, spy, status, verify
     from spdist.applications.cooccurrence import cooccurrence
     from spdist.applications.correlation import correlation
+    from spdist.applications.growth import update
     from spdist.applications.markov_clustering.clustering import Clustering
     from spdist.applications.markov_clustering.markov_clustering import markov_clustering
     from spdist.applications.nearest_rows import kneighbors_graph
@@ -71,6 +72,7 @@ _HOME = {
     "markov_clustering": "spdist.applications.markov_clustering.markov_clustering",
     "pagerank": "spdist.applications.pagerank",
     "shortest_paths": "spdist.applications.shortest_paths",
+    "update": "spdist.applications.growth",
     "kneighbors_graph": "spdist.applications.nearest_rows",
     "similarity": "spdist.applications.similarity",
     **dict.fromkeys(("apply", "ewise_add", "ewise_mult"), "spdist.api.elementwise"),
@@ -181,6 +183,7 @@ __all__ = [
     "to_dask",
     "transpose",
     "triangles",
+    "update",
     "vbr",
     "verify",
     "without_secrets",

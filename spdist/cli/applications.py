@@ -27,6 +27,10 @@ SCHEMES = {
 
 def add_application_verbs(verbs: Verbs) -> None:
     """Add the verbs of applications."""
+    text = "bring a product up to date after `append` gave A or B more rows; only what is new is computed"
+    sub = verbs.add("update", _update, text, c="product of `multiply`, path or URL")
+    sub.add_argument("operands", nargs="*", metavar="A B", help="by default where they were when C was made")
+    add_options(sub, "steal", WhereKeywords)
     sub = verbs.add("similarity", _similarity, "the most similar rows of each row, by the cosine", a=FILE, c=PRODUCT)
     sub.add_argument("--top-n", type=count_of, metavar="N", help="rows kept for each row, by default 10")
     sub.add_argument("--threshold", type=float, metavar="X", help="keep similarities from X up")
@@ -132,6 +136,20 @@ def _stored(function: Any, args: argparse.Namespace, keywords: dict[str, Any]) -
     if not args.json:
         console.show(*report.description(args.c))
     return print_json(report.to_json(), args)
+
+
+def _update(args: argparse.Namespace) -> int:
+    from spdist.applications.growth import update
+    from spdist.cli import console
+
+    if len(args.operands) not in (0, 2):
+        raise InputError(f"{len(args.operands)} operand given: name A and B, or neither")
+    with console.RunDisplay(quiet=args.json) as shown:
+        found = update(args.c, *args.operands, callbacks=shown.callbacks, **given(args, WhereKeywords, "steal"))
+    args.made = args.c
+    if not args.json:
+        console.line(f"{args.c}: {found.nrows:,} x {found.ncols:,} with {counted(found.nnz, 'entry')}")
+    return print_json({"shape": list(found.shape), "nnz": found.nnz}, args)
 
 
 def _similarity(args: argparse.Namespace) -> int:

@@ -194,6 +194,12 @@ def prepare(request: ProductRequest) -> StoredProductJob | Report:
     request.check_mode()
     request.check_apart()
     facts = product_facts(a, b, spec)
+    if request.origin is not None:
+        facts["provenance"] |= {name: place for name, (place, _) in zip("ab", request.origin, strict=True)}
+        facts["made_of"] = [
+            {"fingerprint": known or facts["product"][name], "transposed": bool(known)}
+            for name, (_, known) in zip("ab", request.origin, strict=True)
+        ]
     if request.output.resume and (earlier := find_earlier_product(request.target)) is not None:
         continued = _continue(request, facts, *earlier)
         if continued is not None:

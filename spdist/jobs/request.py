@@ -33,6 +33,8 @@ class ProductRequest:
     transpose_a: bool = False
     transpose_b: bool = False
     names: AxisNames = NO_NAMES  # of the rows and columns of C, unread
+    # A and B before they were transposed: the place of each, and its fingerprint if it was transposed
+    origin: tuple[tuple[str, str], tuple[str, str]] | None = None
 
     @property
     def may_replace(self) -> bool:
@@ -66,4 +68,9 @@ class ProductRequest:
             self.check_apart()
             check_target(self.target, overwrite=self.may_replace)  # before the copies are made
         with transposed_copies(self.target, (self.a, self.transpose_a), (self.b, self.transpose_b)) as (a, b):
-            yield replace(self, a=a, b=b, transpose_a=False, transpose_b=False)
+            origin = self._origin(self.a, self.transpose_a), self._origin(self.b, self.transpose_b)
+            yield replace(self, a=a, b=b, transpose_a=False, transpose_b=False, origin=origin)
+
+    @staticmethod
+    def _origin(m: StoredMatrix, is_transposed: bool) -> tuple[str, str]:
+        return m.url, m.fingerprint() if is_transposed else ""

@@ -40,6 +40,17 @@ __device__ __forceinline__ Complex<T>& operator+=(Complex<T>& x, const Complex<T
     return x;
 }
 
+// The value that lane `lane ^ step` of the warp holds.
+template <typename T>
+__device__ __forceinline__ T across(const T value, const int step) {
+    return __shfl_xor_sync(FULL_WARP, value, step);
+}
+
+template <typename T>
+__device__ __forceinline__ Complex<T> across(const Complex<T> value, const int step) {
+    return Complex<T>(across(value.re, step), across(value.im, step));
+}
+
 // The value that lane `source` of the group of `width` lanes holds.
 template <typename T>
 __device__ __forceinline__ T take(const T value, const int source, const int width) {

@@ -5,13 +5,6 @@
 template <typename Vector, int COUNT>
 struct __align__(sizeof(Vector) * COUNT) Columns { Vector of[COUNT]; };
 
-template <typename T> __device__ __forceinline__ T across(const T value, const int step) {
-    return __shfl_xor_sync(FULL_WARP, value, step);
-}
-template <typename T> __device__ __forceinline__ Complex<T> across(const Complex<T> value, const int step) {
-    return Complex<T>(across(value.re, step), across(value.im, step));
-}
-
 // Multiply pieces of rows: LANES lanes with COUNT columns each, SLICES of them for the entries of a piece.
 //
 // Launch  block 256, grid (ceil_div(pieces, 256 / (LANES * SLICES)), ceil_div(columns, LANES * COUNT)).

@@ -3,17 +3,12 @@
 // F. Villa, "Efficient Sparse Matrix-Vector Multiplication on CUDA", Politecnico di Milano; widths below a warp are ours.
 #include "common.cuh"
 
-// Sum over a group of WIDTH lanes, in every lane; complex parts one by one.
+// Sum over a group of WIDTH lanes, in every lane.
 template <int WIDTH, typename T>
 __device__ __forceinline__ T group_sum(T value) {
 #pragma unroll
-    for (int step = WIDTH / 2; step > 0; step /= 2) value += __shfl_xor_sync(FULL_WARP, value, step);
+    for (int step = WIDTH / 2; step > 0; step /= 2) value += across(value, step);
     return value;
-}
-
-template <int WIDTH, typename T>
-__device__ __forceinline__ Complex<T> group_sum(const Complex<T> value) {
-    return Complex<T>(group_sum<WIDTH>(value.re), group_sum<WIDTH>(value.im));
 }
 
 // Multiply with column blockIdx.y of x; WIDTH lanes a row, 1 is CSR-scalar.

@@ -6,13 +6,6 @@
 
 constexpr int LEADING = 512;  // chunks that products begin with whichever way they go: rows of several lanes are first
 
-template <typename T> __device__ __forceinline__ T across(const T value, const int step) {
-    return __shfl_xor_sync(FULL_WARP, value, step);
-}
-template <typename T> __device__ __forceinline__ Complex<T> across(const Complex<T> value, const int step) {
-    return Complex<T>(across(value.re, step), across(value.im, step));
-}
-
 // Add one entry's products with K columns of x.
 template <int K, typename Value, typename Vector>
 __device__ __forceinline__ void add(Vector* sum, const Value value, const Vector* x) {
