@@ -115,7 +115,7 @@ class _Made(NamedTuple):
     transpose_b: bool
     options: dict[str, Any]
     rows: int  # of A, then
-    columns: int  # of C, then
+    columns: int  # of C then, if B is transposed
     facts: dict[str, Any]  # that C carries
 
     @classmethod
@@ -144,7 +144,7 @@ class _Made(NamedTuple):
         if not transpose_b and lengths[1] != found[1].nrows:
             raise InputError(f"{found[1].url} got more rows, for which A has no columns: multiply again")
         kept = {name: value for name, value in options.items() if name not in ("mask", "complement")}
-        return cls(found[0], found[1], transpose_b, kept, lengths[0], c.ncols, facts)
+        return cls(found[0], found[1], transpose_b, kept, lengths[0], lengths[1], facts)
 
 
 def _rows_then(m: StoredMatrix, known: str) -> int:

@@ -16,6 +16,7 @@ from spdist.errors import InputError, MatrixError, SpdistError
 
 KINDS = [
     (False, {}), (True, {}), (True, {"top_n": 5}), (True, {"threshold": 0.3}), (False, {"top_n": 3}),
+    (True, {"semiring": "plus_pair", "top_n": 4}),  # with ties
     (False, {"semiring": "max_times"}), (True, {"semiring": "min_plus", "threshold": 0.4}),
 ]  # fmt: skip
 
