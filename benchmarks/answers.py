@@ -457,7 +457,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.only or parts:
         results[name] = parts[name](options.quick, options.threads, 2 if options.quick else options.repeats)
         show(name, results[name])
-    peers = {package: record.installed(package) for package in PEERS}
+    peers = {package: record.version_of(package) for package in PEERS}
     gpu = {"gpu": record.gpu()} if options.gpu else {}
     record.write({**gpu, "threads": options.threads, "peers": peers, "results": results}, options.out)
     return 0

@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.only:
         results[name] = PARTS[name](options.quick, options.threads, 2 if options.quick else options.repeats)
         show(name, results[name])
-    peers = {package: record.installed(package) for package in PEERS.values()}
+    peers = {package: record.version_of(package) for package in PEERS.values()}
     record.write({"threads": options.threads, "peers": peers, "results": results}, options.out)
     return 0
 

@@ -9,9 +9,10 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from spdist.foundation.distribution import version_of
 
 FIELDS = ("date", "commit", "dirty", "command", "host", "device", "driver", "versions", "load_before", "shared_machine")
 """Of every record."""
@@ -29,14 +30,6 @@ def cpu_model() -> str:
     return next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
     )
-
-
-def installed(package: str) -> str | None:
-    """Return the version of a package, or None where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def sources() -> tuple[str, bool | None]:
@@ -85,9 +78,14 @@ def gpus() -> list[dict[str, str]]:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of packages; None for those of `PACKAGES` that are not installed."""
-    cupy = next((found for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if (found := installed(name))), None)
-    others = {name: found for name in PEERS if (found := installed(name))}
-    return {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}, "cupy": cupy, **others}
+    cupy = next((found for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if (found := version_of(name))), None)
+    others = {name: found for name in PEERS if (found := version_of(name))}
+    return {
+        "python": platform.python_version(),
+        **{name: version_of(name) for name in PACKAGES},
+        "cupy": cupy,
+        **others,
+    }
 
 
 def machine() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from spdist.foundation.other_package import DISTRIBUTION, check_alone
+from spdist.foundation.distribution import check_alone, version_of
 from spdist.matrices import late_bindings
 
 if TYPE_CHECKING:
@@ -211,12 +211,7 @@ def __getattr__(name: str) -> Any:
 
 def _version() -> str:
     """Return the version that the build took from tag and commit; ``0.0.0`` if spdist is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "0.0.0"
+    return version_of("spdist") or "0.0.0"
 
 
 def __dir__() -> list[str]:

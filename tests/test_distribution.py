@@ -8,10 +8,16 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+
+import spdist
+from benchmarks import record
+from spdist.foundation.distribution import version_of
+from spdist.scheduler.executors.supervision import probe
 
 ROOT = Path(__file__).parent.parent
 NAMES_OF_CONDA = {"dask": "dask-core"}
@@ -48,3 +54,11 @@ def test_files_of_another_spdist_are_noticed(tmp_path, last):
     assert line.startswith("ImportError: ")
     assert library in line
     assert line.endswith("pip uninstall spdist spdist-spgemm, then install spdist-spgemm alone")
+
+
+def test_versions_are_found_by_the_name_of_the_package():
+    assert version_of("spdist") == spdist.__version__ == metadata.version("spdist-spgemm")
+    assert version_of("numpy") == metadata.version("numpy")
+    assert version_of("none-such") is None
+    assert probe.versions()["spdist"] == spdist.__version__
+    assert record.versions()["spdist"] == spdist.__version__

@@ -31,7 +31,7 @@ DATA = ROOT / "data"
 OUT = ROOT / "demo-output"
 SMALL = ("orsirr_1.mtx.gz", "1138_bus.npz", "bcsstk16.npz", "cage10.npz", "memplus.npz", "debian_trixie_deps.npz")
 MEMORY_LIMIT = "96MiB"
-PACKAGES = ("spdist", "numpy", "scipy", "zarr", "zarrs", "numba", "dask")
+PACKAGES = ("numpy", "scipy", "zarr", "zarrs", "numba", "dask")
 
 
 def main() -> int:
@@ -201,7 +201,8 @@ The difference is the largest of any entry, in units of the largest entry of |A|
 ## Where
 
 {platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()};
-{", ".join(f"{package} {version(package)}" for package in PACKAGES)}. The whole demonstration took {seconds:.0f} s.
+spdist {spdist.__version__}, {", ".join(f"{package} {version(package)}" for package in PACKAGES)}.
+The whole demonstration took {seconds:.0f} s.
 """
     Path("report.md").write_text(text)
     return text

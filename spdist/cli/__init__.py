@@ -1,6 +1,6 @@
 """The command line: arguments in, one call of the API, one table or one JSON object out; no logic."""
 
-from spdist.foundation.other_package import check_alone
+from spdist.foundation.distribution import check_alone
 
 check_alone(f"{__path__[0]}/..")  # the other package's __init__.py may lie where this one's was
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from spdist.foundation.distribution import version_of
 from spdist.scheduler.dashboard.messages import PROGRESS_SECONDS, Message, RunEnd, RunEvent, RunStart
 from spdist.scheduler.dashboard.run_state import CELLS
 from spdist.scheduler.execution.executor import Executor
@@ -132,15 +132,8 @@ def run_start(plan: Plan, job: JobSpec, target: str, resumed_row: int, expected:
         expected=expected * (1 - resumed_row / max(rows, 1)),
         resumed_row=resumed_row,
         begun=time.time(),
-        versions={name: _version(name) for name in PACKAGES},
+        versions={name: version_of(name) or "unknown" for name in PACKAGES},
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:  # its source is on the path, and nothing is installed
-        return "unknown"
 
 
 def _operand(url: str, operand: PlannedOperand) -> dict[str, Any]:

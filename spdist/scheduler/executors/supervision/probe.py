@@ -17,8 +17,8 @@ from pathlib import Path
 
 PROBE = "spdist.scheduler.executors.supervision.probe"
 """Name of this module."""
-PACKAGES = "spdist", "dask", "distributed", "zarr"
-"""Packages whose versions are compared."""
+PACKAGES = {"spdist": "spdist-spgemm", "dask": "dask", "distributed": "distributed", "zarr": "zarr"}
+"""Packages whose versions are compared, with the names of their distributions."""
 SUFFIXES = ".py", ".cu", ".cuh"
 """Endings of the files that make up spdist's source."""
 _CGROUP = Path("/sys/fs/cgroup")
@@ -54,9 +54,9 @@ def versions() -> dict[str, str]:
     import importlib.metadata  # loads much that a product in this process does not need
 
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name, distribution in PACKAGES.items():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.version(distribution)
     return found
 
 

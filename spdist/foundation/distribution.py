@@ -1,4 +1,4 @@
-"""Another project's package of the same name, whose files pip puts into the same folder."""
+"""What pip installs as: this project's name there, and another project's package in the same folder."""
 
 from __future__ import annotations
 
@@ -18,3 +18,13 @@ def check_alone(folder: str) -> None:
                 f"{path} is of another package, spdist on PyPI, which was installed into the same folder: pip "
                 f"uninstall spdist {DISTRIBUTION}, then install {DISTRIBUTION} alone"
             )
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed; of others than spdist by pip's name."""
+    from importlib.metadata import PackageNotFoundError, version  # loads much
+
+    try:
+        return version(DISTRIBUTION if package == "spdist" else package)
+    except PackageNotFoundError:
+        return None
