@@ -22,7 +22,7 @@ from sklearn.preprocessing import normalize
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from spdist.api import products as api
-from spdist.applications.nearest_rows import without_own
+from spdist.applications.nearest_rows import check_count, without_own
 from spdist.applications.similarity import METRICS
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.cpus import count_cpus
@@ -211,8 +211,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             raise InputError("mode='distance' is 1 minus the cosine: with an inner product choose mode='similarity'")
         if self.metric == "euclidean" and (self.mode == "similarity" or self.threshold is not None):
             raise InputError("mode='similarity' and threshold are of similarities: metric='euclidean' has distances")
-        if type(self.n_neighbors) is bool or not hasattr(self.n_neighbors, "__index__") or self.n_neighbors < 1:
-            raise InputError(f"n_neighbors={self.n_neighbors!r} must be a whole number of at least 1")
+        check_count(self.n_neighbors)
 
     def _taken(self, x: Any, *, reset: bool) -> Any:
         """Return rows as CSR in memory; stored rows stay stored."""
@@ -415,10 +414,5 @@ def _add_zeros(columns: Any, values: Any, short: Any, ncols: int) -> None:
 
 def _put_first(columns: Any, values: Any, first: int, own_value: float) -> None:
     """Make each row from `first` on its own nearest neighbour, with `own_value`, even if a tie has dropped it."""
-    own = np.arange(first, first + len(columns))
-    found = columns == own[:, None]
-    place = np.where(found.any(axis=1), found.argmax(axis=1), columns.shape[1] - 1)
-    keep = np.arange(columns.shape[1])[None, :] != place[:, None]
-    columns[:, 1:] = columns[keep].reshape(len(columns), -1)
-    values[:, 1:] = values[keep].reshape(len(columns), -1)
-    columns[:, 0], values[:, 0] = own, own_value
+    columns[:, 1:], values[:, 1:] = without_own(columns, values, first)
+    columns[:, 0], values[:, 0] = np.arange(first, first + len(columns)), own_value

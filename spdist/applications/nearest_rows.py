@@ -100,8 +100,7 @@ def kneighbors_graph(
     """
     if metric not in METRICS:
         raise InputError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
-    if type(n_neighbors) is bool or not hasattr(n_neighbors, "__index__") or n_neighbors < 1:
-        raise InputError(f"n_neighbors={n_neighbors!r} must be a whole number of at least 1")
+    check_count(n_neighbors)
     how = {"overwrite": overwrite, "steal": steal}
     place = in_folder() if out is None else beside(out, "neighbours", how)  # type: ignore[arg-type]
     with _rows_of(a, place, keywords) as rows, _rows_of(rows if corpus is None else corpus, in_folder(), {}) as others:
@@ -122,6 +121,12 @@ def kneighbors_graph(
                 writer.append(part)
             writer.close()
     return open_matrix(normalise(out))
+
+
+def check_count(n_neighbors: Any) -> None:
+    """Refuse a number of neighbours that is none."""
+    if type(n_neighbors) is bool or not hasattr(n_neighbors, "__index__") or n_neighbors < 1:
+        raise InputError(f"n_neighbors={n_neighbors!r} must be a whole number of at least 1")
 
 
 @contextmanager

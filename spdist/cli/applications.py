@@ -47,17 +47,11 @@ def add_application_verbs(verbs: Verbs) -> None:
     text = "for each pair of columns, count the rows that have both: A.T @ A"
     sub = verbs.add("cooccurrence", _cooccurrence, text, a=MATRIX, c=PRODUCT)
     sub.add_argument("--measure", help="count (default), or pmi: pointwise mutual information")
-    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
-    sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
-    sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
-    _add_stored(sub)
+    _add_pairs(sub)
     text = "Pearson's correlation of each pair of columns, or their covariance"
     sub = verbs.add("correlation", _correlation, text, a=FILE, c=PRODUCT)
     sub.add_argument("--measure", help="correlation (default) or covariance")
-    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
-    sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
-    sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
-    _add_stored(sub)
+    _add_pairs(sub)
     add_options(sub, FileKeywords)
     sub = verbs.add("triangles", _triangles, "count the triangles of a graph", graph=GRAPH)
     sub.add_argument("--folder", help="for a copy of the edges; all workers must see it")
@@ -111,6 +105,13 @@ def _add_clustering(verbs: Verbs) -> None:
 def _add_steps(sub: argparse.ArgumentParser, target: str) -> None:
     text = "go on with the step where an earlier run was stopped"
     add_mode(sub, resume=text, overwrite=f"replace {target} once the new one is whole")
+
+
+def _add_pairs(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--threshold", type=float, metavar="X", help="keep values from X up")
+    sub.add_argument("--top-n", type=count_of, metavar="N", help="keep the N largest of each column")
+    sub.add_argument("--triangle", metavar="upper", help="each pair once, above the diagonal")
+    _add_stored(sub)
 
 
 def _add_stored(sub: argparse.ArgumentParser) -> None:

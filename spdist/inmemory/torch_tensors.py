@@ -82,7 +82,8 @@ def _with_gradients(
             "gradients are of products over plus_times without an epilogue: leave these out, or pass a.detach()"
         )
     for name, matrix in (("A", left), ("B", right)):
-        if not bool((_keys(matrix)[1:] > _keys(matrix)[:-1]).all()):
+        keys = _keys(matrix)
+        if not bool((keys[1:] > keys[:-1]).all()):
             raise MatrixError(f"{name} has rows that are not sorted, or duplicates: .to_sparse_coo().coalesce() first")
     a, b = tensors
     task = _Task(left, right, product, made_by, a.device)
