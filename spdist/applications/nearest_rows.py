@@ -124,7 +124,7 @@ def kneighbors_graph(
 
 
 def check_count(n_neighbors: Any) -> None:
-    """Refuse a number of neighbours that is none."""
+    """Refuse what is no whole number of neighbours."""
     if type(n_neighbors) is bool or not hasattr(n_neighbors, "__index__") or n_neighbors < 1:
         raise InputError(f"n_neighbors={n_neighbors!r} must be a whole number of at least 1")
 
