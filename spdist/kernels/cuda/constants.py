@@ -230,6 +230,7 @@ SHARED: Mapping[str, Mapping[str, int | type[IntEnum]]] = {
         "SCAN_ROWS": SCAN_ROWS,
         "GROUP_ROWS": GROUP_ROWS,
     },
+    "rowwise_gpu/sort_rows.cu": {"ROW_FACT": RowFact, "ROW_CLASSES": ROW_CLASSES},
     "rowwise_gpu/node_rows.cu": {"NODE_FACT": NodeFact},
     "rowwise_gpu/long_rows.cu": {"LONG_SHARE": LONG_SHARE},
     "rowwise_gpu/mask_rows.cu": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,7 +95,8 @@ class AnalysedProduct:
     lengths: Any  # (nrows,) uint32: products of each row of C; the kernels that count overwrite them with its entries
     deterministic: bool  # whether products are added in the order of A's entries
     listed: Any = None  # (nrows,) uint32: all rows by rising class, once they are listed
-    # (nrows of B,) uint8: whether each row of B has the columns of the row before, once nodes are looked for
+    # (nrows,) uint8: whether each row of A, and of B, has the columns of the row before, once nodes are looked for
+    same_a: Any = None
     same_b: Any = None
     longest_a: int = 0  # entries of A's longest row
     arrays: tuple[int, ...] = field(init=False)  # arguments of kernels that multiply: addresses of A's and B's arrays
@@ -127,9 +129,13 @@ class AnalysedProduct:
         return rows
 
 
-def analyse(product: RowwiseProduct) -> AnalysedProduct:
+def analyse(
+    product: RowwiseProduct, meanwhile: Callable[[AnalysedProduct], None] = lambda _: None, words: int = 0
+) -> AnalysedProduct:
     """Count the products of each row of C, which is not empty, and check the operands; waits for the GPU.
 
+    `meanwhile`: called before the wait, when nothing of the product is known yet. `words`: zeros after the facts, 64
+    bits each, at least.
     Raises `MatrixError` if offsets fall, columns are out of range, or rows of B are not canonical; `InputError` if C
     expressions of the semiring do not compile.
     """
@@ -140,10 +146,10 @@ def analyse(product: RowwiseProduct) -> AnalysedProduct:
     types = value_type(a.dtype), c_type(a.indices.dtype), c_type(a.indptr.dtype)
     kernels = kernels_of(device, *types, b.ncols > INT32_MAX, product.defines)
     kernels.compile()
-    numbers = cupy.zeros(row_kernels.FACTS + scan_words(a.nrows), np.uint64)
+    numbers = cupy.zeros(row_kernels.FACTS + max(scan_words(a.nrows), words), np.uint64)
     facts = ProductFacts(numbers, *_mirror(device, threading.get_ident()), cupy.cuda.get_current_stream(), kernels)
     x = AnalysedProduct(a, b, kernels, facts, cupy.empty(a.nrows, np.uint32), product.deterministic)
-    _count_products(x, not product.b_is_sound)
+    _count_products(x, not product.b_is_sound, meanwhile)
     _check(facts)
     if b.ncols > NARROW_COLUMNS and facts[RowFact.WIDEST] >= NARROW_COLUMNS:
         x.kernels = kernels_of(device, *types, True, product.defines)
@@ -160,8 +166,8 @@ def analysed(a: CSR, b: CSR, semiring: Semiring, *, b_is_sound: bool = False) ->
     return None if product.is_empty else analyse(product)
 
 
-def _count_products(x: AnalysedProduct, checks_b: bool) -> None:
-    """Launch the kernels that count products and check operands, and wait for what they find."""
+def _count_products(x: AnalysedProduct, checks_b: bool, meanwhile: Callable[[AnalysedProduct], None]) -> None:
+    """Launch the kernels that count products and check operands, and wait for what they find; meanwhile make a call."""
     import cupy
 
     a, b, facts = x.a, x.b, x.facts
@@ -174,6 +180,7 @@ def _count_products(x: AnalysedProduct, checks_b: bool) -> None:
     args = *sizes, *x.pattern, class_limits(cupy.cuda.runtime.getDevice()), x.lengths, *out
     grid = min(ceil_div(a.nrows, 256 // lanes), MOST_BLOCKS)
     x.kernels.launch("rowwise_gpu/rows.cu", f"analyse {lanes}", grid, 256, args)
+    meanwhile(x)
     facts.wait()
     x.longest_a = facts[RowFact.MAX_ROW_A]
     if rows := facts[RowFact.VERY_LONG_ROWS]:

@@ -78,7 +78,7 @@ class SortRows(RowFamily):
 
     def fill(self, x: AnalysedProduct, c: CSR) -> None:
         """Write the rows of C."""
-        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, 0, 0, 0, 0))
+        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, *[0] * 7))
 
     def _launch(self, x: AnalysedProduct, step: str, args: tuple[Any, ...]) -> None:
         grid = ceil_div(self.count, self.row_class.rows_per_block)
@@ -97,12 +97,16 @@ class SinglePassRows:
     sizes: Any  # (nrows,) uint32: products of each row
     # (nrows,) uint32, optional: entries of the rows of C that have too many products; None if none has
     lengths: Any = None
+    # Whether the host has not read the facts yet: the device does nothing if they forbid the pass. The zeros after the
+    # facts are its state, so there is one such pass to a product.
+    unread: bool = False
 
     def sample(self, x: AnalysedProduct) -> None:
         """Count the entries of some rows of C."""
         step = max(1, x.a.nrows // workspace.SAMPLE_ROWS)
         count, most = x.a.nrows // step, SORT_CLASSES[self.number].max_products
-        self._launch(x, "sample", count, (step, most, self.sizes, *x.pattern, x.facts.at(row_kernels.SAMPLED)))
+        sums = x.facts.at(row_kernels.SAMPLED)
+        self._launch(x, "sample", count, (step, most, self.sizes, *x.pattern, sums, *self._condition(x)))
 
     def expected_nnz(self, x: AnalysedProduct) -> int:
         """Estimate nnz(C) from the sample; the facts were read since."""
@@ -113,11 +117,17 @@ class SinglePassRows:
         """Write the rows of C that fit, and all its offsets; nnz(C) goes to the host's facts."""
         import cupy
 
-        count = x.a.nrows
-        state = cupy.zeros(1 + ceil_div(count, SORT_CLASSES[self.number].rows_per_block), np.uint64)
+        count, state = x.a.nrows, x.facts.at(row_kernels.FACTS)
+        if not self.unread:
+            state = cupy.zeros(pass_words(count, self.number), np.uint64)
         sizes = None if self.lengths is None else self.sizes
         out = c.indptr, c.indices, c.data, self.lengths, len(c.indices), state, x.facts.on_host(RowFact.NNZ_C)
-        self._launch(x, "single pass", count, (sizes, *x.arrays, *out))
+        condition = *self._condition(x), x.facts.at(row_kernels.SAMPLED)
+        self._launch(x, "single pass", count, (sizes, *x.arrays, *out, *condition))
+
+    def _condition(self, x: AnalysedProduct) -> tuple[int, int]:
+        """Return the facts that decide whether anything is done, and the first class of too many products."""
+        return (x.facts.at(0) if self.unread else 0), self.number + 2
 
     def _launch(self, x: AnalysedProduct, step: str, count: int, args: tuple[Any, ...]) -> None:
         row_class = SORT_CLASSES[self.number]
@@ -148,10 +158,10 @@ class NodeRows(RowFamily):
 
         self.nodes, self.starts = cupy.empty((self.count, 2), np.uint32), cupy.empty(self.count, np.int64)
         self.rest = cupy.empty(self.count, np.uint32)
-        same_a = same_rows(x, x.a)
-        if x.same_b is None:
-            x.same_b = same_a if x.b.indices is x.a.indices else same_rows(x, x.b)
-        args = self.count, self.rows, x.a.nrows, workspace.NODE_COLUMNS, same_a, *x.pattern
+        if x.same_a is None:
+            x.same_a = same_rows(x, x.a)
+            x.same_b = x.same_a if x.b.indices is x.a.indices else same_rows(x, x.b)
+        args = self.count, self.rows, x.a.nrows, workspace.NODE_COLUMNS, x.same_a, *x.pattern
         out = self.nodes, self.starts, self.rest, x.facts.at(self._fact(0))
         x.kernels.launch("rowwise_gpu/node_rows.cu", "find", ceil_div(self.count, 8), 256, (*args, *out))
 
@@ -202,6 +212,11 @@ class NodeRows(RowFamily):
     def _launch(self, x: AnalysedProduct, step: str, args: tuple[Any, ...], shared: int) -> None:
         grid = ceil_div(self.count, NODE_WARPS)
         x.kernels.launch("rowwise_gpu/node_rows.cu", step, grid, 32 * NODE_WARPS, args, NODE_WARPS * shared)
+
+
+def pass_words(nrows: int, number: int) -> int:
+    """Return the 64-bit words of zeros that a single pass of class `number` needs."""
+    return 1 + ceil_div(nrows, SORT_CLASSES[number].rows_per_block)
 
 
 def same_rows(x: AnalysedProduct, m: CSR) -> Any:

@@ -7,7 +7,8 @@
 3. The families count the entries of their rows, then C is allocated, then they write their rows.
 
 If most products are in sorted rows of much the same length, one kernel makes these rows in a single pass, without
-counting: a sample of the rows gives an estimate of the room that C needs.
+counting: a sample of the rows gives an estimate of the room that C needs. Such a pass of a product that is likely to be
+small is queued behind the analysis, and the device leaves it out if the analysis forbids it: the host waits once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from spdist.errors import MatrixError, MemoryBoundError
 from spdist.foundation.units import format_bytes
-from spdist.kernels.cuda.constants import RowFact
+from spdist.kernels.cuda.constants import NARROW_COLUMNS, RowFact
 from spdist.kernels.cuda.module import c_type, value_type
 from spdist.kernels.rowwise_gpu import families, row_classes, row_kernels, workspace
 from spdist.kernels.rowwise_gpu.analysis import (
@@ -32,7 +33,7 @@ from spdist.kernels.rowwise_gpu.analysis import (
     scan_blocks,
 )
 from spdist.kernels.rowwise_gpu.families import NodeRows, RowFamily, SinglePassRows, families_of, prepared
-from spdist.kernels.rowwise_gpu.row_classes import single_pass_class
+from spdist.kernels.rowwise_gpu.row_classes import EarlyPass, early_pass, single_pass_class
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, IndexArray, index_dtype, result_dtype
@@ -95,8 +96,8 @@ def multiply(
 ) -> CSR:  # fmt: skip
     """Return ``a @ b``; arrays of CuPy on the current device. Rows of B are canonical, rows of A need not be.
 
-    A small C is cut from buffers for all products, which it keeps: 32 MiB at most. A C made in a single pass is cut
-    from buffers too, and leaves at most an eighth of them unused.
+    A small C is cut from buffers for all products, or for as many entries as are likely, which it keeps: 32 MiB at
+    most. A larger C made in a single pass is cut from buffers too, and leaves at most an eighth of them unused.
     `deterministic`: add the products of every entry in the order of A's entries, so that the bits are the same on every
     run. Without it, rows of more than 1,024 products that form no node are summed by atomics, in any order.
     `sound_b`: whether another product has checked B already: a check reads all of B. `expected`: estimate of nnz(C),
@@ -205,7 +206,11 @@ def _made_unbounded(product: RowwiseProduct, host: HostSide, count_first: bool) 
 
     if product.is_empty:
         return MadeProduct(_empty(product), None, [])
-    x = analyse(product)
+    early = None if count_first or host.expected else _EarlyProduct.likely(product, host)
+    x = analyse(product) if early is None else analyse(product, early.queue, early.words)
+    if early is not None and x.facts[RowFact.NNZ_C]:
+        return early.read(x)
+    early = None  # its memory
     if x.products > INT32_MAX and x.a.indptr.dtype == np.int32:
         # nnz(C) may pass 2^31: begin again with 64-bit offsets.
         made = _made_unbounded(product.with_wide_offsets(), HostSide(), count_first)
@@ -219,6 +224,44 @@ def _made_unbounded(product: RowwiseProduct, host: HostSide, count_first: bool) 
     if number is not None:
         return _in_single_pass(x, number, counts, indptr, host)
     return _counted_first(x, counts, indptr, host)
+
+
+class _EarlyProduct:
+    """C made by a pass that is queued before its rows are counted: the host waits once."""
+
+    def __init__(self, plan: EarlyPass, nrows: int, host: HostSide) -> None:
+        self.plan, self.words, self.host = plan, families.pass_words(nrows, plan.number), host
+        self.c: CSR | None = None
+
+    @classmethod
+    def likely(cls, product: RowwiseProduct, host: HostSide) -> _EarlyProduct | None:
+        """Return one if it may suit the product."""
+        a, b = product.a, product.b
+        if b.ncols > NARROW_COLUMNS:  # keys of 64 bits may be needed
+            return None
+        plan = early_pass(a.nrows, a.nnz * b.nnz // b.nrows, a.dtype.itemsize + a.indices.itemsize, TUNING)
+        return None if plan is None else cls(plan, a.nrows, host)
+
+    def queue(self, x: AnalysedProduct) -> None:
+        """Queue the pass, which the device leaves out if a row has too many products or an operand is not sound."""
+        import cupy
+
+        rows = SinglePassRows(self.plan.number, x.lengths, unread=True)
+        if self.plan.samples:
+            rows.sample(x)
+        self.c = _allocated(x, cupy.empty(x.a.nrows + 1, x.a.indptr.dtype), self.plan.capacity)
+        rows.fill(x, self.c)
+        self.host.use_time()
+
+    def read(self, x: AnalysedProduct) -> MadeProduct:
+        """Return C after the pass has run; if it had too little room, make C again."""
+        c, nnz = self.c, x.facts[RowFact.NNZ_C]
+        assert c is not None
+        self.host.nnz = nnz
+        if nnz > self.plan.capacity:
+            c = self.c = _allocated(x, c.indptr, nnz)
+            SinglePassRows(self.plan.number, x.lengths).fill(x, c)
+        return MadeProduct(CSR(c.indptr, c.indices[:nnz], c.data[:nnz], c.shape), x, [])
 
 
 def _counted_first(x: AnalysedProduct, counts: list[int], indptr: IndexArray, host: HostSide) -> MadeProduct:

@@ -94,6 +94,9 @@ class RowTuning:
     single_pass_share: float = 0.9
     single_pass_fill: float = 0.6  # least mean share of the slots of the single pass's kernel that these rows fill
 
+    # products of a small product's room for C up to which a single pass is tried before its rows are counted
+    early_ratio: int = 4
+
 
 TUNING = RowTuning()
 
@@ -162,3 +165,27 @@ def single_pass_class(counts: list[int], small: bool, tuning: RowTuning = TUNING
             full = products >= tuning.single_pass_fill * rows * CLASSES[number].max_products
             return number if rows >= tuning.single_pass_rows and full else None
     return None
+
+
+class EarlyPass(NamedTuple):
+    """A single pass queued before the rows of C are counted: it is done if no row has too many products."""
+
+    number: int  # one of `SINGLE_PASS_CLASSES`
+    capacity: int  # entries of C
+    samples: bool  # whether a sample must show first that C has no more entries
+
+
+def early_pass(nrows: int, products: int, itemsize: int, tuning: RowTuning = TUNING) -> EarlyPass | None:
+    """Return the single pass that may suit a product that is not analysed yet; None if none is likely to.
+
+    `nrows`: of C. `products`: of all rows, if entries of A meet rows of B of mean length. `itemsize`: bytes of an entry
+    of C.
+    """
+    room = workspace.SMALL_BYTES // itemsize
+    if nrows > workspace.SMALL_ROWS or products > tuning.early_ratio * room:
+        return None
+    few = nrows <= (tuning.few_rows_single_pass if products >= tuning.joined_slots * nrows else tuning.few_short_rows)
+    likely = 2 * products // nrows
+    fitting = (n for n in SINGLE_PASS_CLASSES if MOST_PRODUCTS[n] >= likely)
+    number = SINGLE_PASS_CLASSES[-1] if few else next(fitting, None)
+    return None if number is None else EarlyPass(number, min(2 * products + nrows, room), products > room)

@@ -153,4 +153,6 @@ def rowwise_workspace(
     long = min(LONG_BYTES, class_rows[-1] * ceil_div(ncols, 64) * 12)
     buffers = products * (value_itemsize + index_itemsize)
     spare = buffers if buffers <= SMALL_BYTES else buffers // SPARE
+    if nrows_a <= SMALL_ROWS:
+        spare = max(spare, SMALL_BYTES)
     return scan + lists + tasks + nodes + long + spare
