@@ -90,7 +90,8 @@ class RowFact(IntEnum):
     NNZ_C = 6
     VERY_LONG_ROWS = 7
     WIDEST = 8
-    BLOCKS_DONE = 9
+    COUNTED = 9
+    BLOCKS_DONE = 10
 
 
 class NodeFact(IntEnum):

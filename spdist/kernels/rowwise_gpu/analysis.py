@@ -218,7 +218,7 @@ def offsets(lengths: npt.NDArray[np.uint32], dtype: np.dtype[Any]) -> tuple[Inde
     indptr, state = cupy.empty(nrows + 1, dtype), cupy.zeros(scan_words(nrows), np.uint64)
     memory, mirror = _mirror(device, threading.get_ident())
     kernels = kernels_of(device, "double", "int", c_type(dtype), False)
-    args = nrows, lengths, state, indptr, mirror + 8 * RowFact.NNZ_C
+    args = nrows, lengths, state, indptr, mirror + 8 * RowFact.NNZ_C, None
     kernels.launch("rowwise_gpu/rows.cu", "offsets", scan_blocks(nrows), 256, args)
     cupy.cuda.get_current_stream().synchronize()
     return indptr, int(memory[RowFact.NNZ_C])

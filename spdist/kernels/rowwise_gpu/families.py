@@ -69,16 +69,24 @@ class RowFamily:
         raise NotImplementedError
 
 
+def condition(x: AnalysedProduct, number: int, unread: bool) -> tuple[int, int]:
+    """Return on which facts rows of class `number` or less are made, and the first class of too many products."""
+    return (x.facts.at(0) if unread else 0), number + 2
+
+
+@dataclass(eq=False)
 class SortRows(RowFamily):
     """Rows sorted in registers."""
 
+    unread: bool = False  # whether the host has not read the facts yet: the device counts nothing if they forbid it
+
     def count_entries(self, x: AnalysedProduct) -> None:
         """Write the lengths of the rows of C."""
-        self._launch(x, "count", (*x.pattern, x.lengths))
+        self._launch(x, "count", (*x.pattern, x.lengths, *condition(x, self.number, self.unread)))
 
     def fill(self, x: AnalysedProduct, c: CSR) -> None:
         """Write the rows of C."""
-        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, *[0] * 7))
+        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, *[0] * 6))
 
     def _launch(self, x: AnalysedProduct, step: str, args: tuple[Any, ...]) -> None:
         grid = ceil_div(self.count, self.row_class.rows_per_block)
@@ -106,7 +114,7 @@ class SinglePassRows:
         step = max(1, x.a.nrows // workspace.SAMPLE_ROWS)
         count, most = x.a.nrows // step, SORT_CLASSES[self.number].max_products
         sums = x.facts.at(row_kernels.SAMPLED)
-        self._launch(x, "sample", count, (step, most, self.sizes, *x.pattern, sums, *self._condition(x)))
+        self._launch(x, "sample", count, (step, most, self.sizes, *x.pattern, sums))
 
     def expected_nnz(self, x: AnalysedProduct) -> int:
         """Estimate nnz(C) from the sample; the facts were read since."""
@@ -122,12 +130,7 @@ class SinglePassRows:
             state = cupy.zeros(pass_words(count, self.number), np.uint64)
         sizes = None if self.lengths is None else self.sizes
         out = c.indptr, c.indices, c.data, self.lengths, len(c.indices), state, x.facts.on_host(RowFact.NNZ_C)
-        condition = *self._condition(x), x.facts.at(row_kernels.SAMPLED)
-        self._launch(x, "single pass", count, (sizes, *x.arrays, *out, *condition))
-
-    def _condition(self, x: AnalysedProduct) -> tuple[int, int]:
-        """Return the facts that decide whether anything is done, and the first class of too many products."""
-        return (x.facts.at(0) if self.unread else 0), self.number + 2
+        self._launch(x, "single pass", count, (sizes, *x.arrays, *out, *condition(x, self.number, self.unread)))
 
     def _launch(self, x: AnalysedProduct, step: str, count: int, args: tuple[Any, ...]) -> None:
         row_class = SORT_CLASSES[self.number]

@@ -7,8 +7,9 @@
 3. The families count the entries of their rows, then C is allocated, then they write their rows.
 
 If most products are in sorted rows of much the same length, one kernel makes these rows in a single pass, without
-counting: a sample of the rows gives an estimate of the room that C needs. Such a pass of a product that is likely to be
-small is queued behind the analysis, and the device leaves it out if the analysis forbids it: the host waits once.
+counting: a sample of the rows gives an estimate of the room that C needs. If a product is likely to be small, or
+to have few rows that one class takes, its pass or its count is queued behind the analysis, and the device leaves it out
+if the analysis forbids it: the host waits once.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from spdist.kernels.rowwise_gpu.analysis import (
     requested,
     scan_blocks,
 )
-from spdist.kernels.rowwise_gpu.families import NodeRows, RowFamily, SinglePassRows, families_of, prepared
-from spdist.kernels.rowwise_gpu.row_classes import EarlyPass, early_pass, single_pass_class
+from spdist.kernels.rowwise_gpu.families import NodeRows, RowFamily, SinglePassRows, SortRows, families_of, prepared
+from spdist.kernels.rowwise_gpu.row_classes import CLASSES, EarlyClass, early_class, single_pass_class
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, IndexArray, index_dtype, result_dtype
@@ -208,8 +209,8 @@ def _made_unbounded(product: RowwiseProduct, host: HostSide, count_first: bool) 
         return MadeProduct(_empty(product), None, [])
     early = None if count_first or host.expected else _EarlyProduct.likely(product, host)
     x = analyse(product) if early is None else analyse(product, early.queue, early.words)
-    if early is not None and x.facts[RowFact.NNZ_C]:
-        return early.read(x)
+    if early is not None and (made := early.read(x)):
+        return made
     early = None  # its memory
     if x.products > INT32_MAX and x.a.indptr.dtype == np.int32:
         # nnz(C) may pass 2^31: begin again with 64-bit offsets.
@@ -227,11 +228,12 @@ def _made_unbounded(product: RowwiseProduct, host: HostSide, count_first: bool) 
 
 
 class _EarlyProduct:
-    """C made by a pass that is queued before its rows are counted: the host waits once."""
+    """A product whose work is queued before the host has read its analysis; the device leaves out what that forbids."""
 
-    def __init__(self, plan: EarlyPass, nrows: int, host: HostSide) -> None:
+    def __init__(self, plan: EarlyClass, nrows: int, host: HostSide) -> None:
         self.plan, self.words, self.host = plan, families.pass_words(nrows, plan.number), host
         self.c: CSR | None = None
+        self.rows = SortRows(CLASSES[plan.number], plan.number, 0, nrows, unread=True)
 
     @classmethod
     def likely(cls, product: RowwiseProduct, host: HostSide) -> _EarlyProduct | None:
@@ -239,29 +241,41 @@ class _EarlyProduct:
         a, b = product.a, product.b
         if b.ncols > NARROW_COLUMNS:  # keys of 64 bits may be needed
             return None
-        plan = early_pass(a.nrows, a.nnz * b.nnz // b.nrows, a.dtype.itemsize + a.indices.itemsize, TUNING)
+        plan = early_class(a.nrows, a.nnz * b.nnz // b.nrows, a.dtype.itemsize + a.indices.itemsize, TUNING)
         return None if plan is None else cls(plan, a.nrows, host)
 
     def queue(self, x: AnalysedProduct) -> None:
-        """Queue the pass, which the device leaves out if a row has too many products or an operand is not sound."""
+        """Queue a single pass, or the count of C's entries."""
         import cupy
 
-        rows = SinglePassRows(self.plan.number, x.lengths, unread=True)
-        if self.plan.samples:
-            rows.sample(x)
-        self.c = _allocated(x, cupy.empty(x.a.nrows + 1, x.a.indptr.dtype), self.plan.capacity)
-        rows.fill(x, self.c)
+        indptr = cupy.empty(x.a.nrows + 1, x.a.indptr.dtype)
+        self.c = _allocated(x, indptr, self.plan.capacity)
+        if self.plan.capacity:
+            SinglePassRows(self.plan.number, x.lengths, unread=True).fill(x, self.c)
+        else:
+            self.rows.count_entries(x)
+            _queue_offsets(x, indptr, x.facts.on_host(RowFact.NNZ_C), x.facts.at(RowFact.COUNTED))
         self.host.use_time()
 
-    def read(self, x: AnalysedProduct) -> MadeProduct:
-        """Return C after the pass has run; if it had too little room, make C again."""
+    def read(self, x: AnalysedProduct) -> MadeProduct | None:
+        """Return C if the analysis allows what was queued; in the single pass it may have had too little room."""
         c, nnz = self.c, x.facts[RowFact.NNZ_C]
-        assert c is not None
+        if c is None or not nnz:
+            return None
         self.host.nnz = nnz
         if nnz > self.plan.capacity:
-            c = self.c = _allocated(x, c.indptr, nnz)
-            SinglePassRows(self.plan.number, x.lengths).fill(x, c)
+            c = _allocated(x, c.indptr, nnz)
+            if self.plan.capacity:
+                SinglePassRows(self.plan.number, x.lengths).fill(x, c)
+            else:
+                self.rows.fill(x, c)
         return MadeProduct(CSR(c.indptr, c.indices[:nnz], c.data[:nnz], c.shape), x, [])
+
+
+def _queue_offsets(x: AnalysedProduct, indptr: IndexArray, total: int, counted: int = 0) -> None:
+    """Queue C's offsets; `total`, `counted`: addresses of nnz(C), and of whether C's row lengths were counted."""
+    args = x.a.nrows, x.lengths, x.facts.at(row_kernels.FACTS), indptr, total, counted
+    x.kernels.launch("rowwise_gpu/rows.cu", "offsets", scan_blocks(x.a.nrows), 256, args)
 
 
 def _counted_first(x: AnalysedProduct, counts: list[int], indptr: IndexArray, host: HostSide) -> MadeProduct:
@@ -272,8 +286,7 @@ def _counted_first(x: AnalysedProduct, counts: list[int], indptr: IndexArray, ho
     small = x.is_small and not in_nodes
     families.count_entries(x, rows)
     total = x.facts.at(RowFact.NNZ_C) if in_nodes else x.facts.on_host(RowFact.NNZ_C)
-    args = x.a.nrows, x.lengths, x.facts.at(row_kernels.FACTS), indptr, total
-    x.kernels.launch("rowwise_gpu/rows.cu", "offsets", scan_blocks(x.a.nrows), 256, args)
+    _queue_offsets(x, indptr, total)
     c = _allocated(x, indptr, x.products if small else _read_counts(x, rows, host, in_nodes))
     families.fill(x, c, rows)
     if small:

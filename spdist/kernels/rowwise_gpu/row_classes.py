@@ -94,8 +94,7 @@ class RowTuning:
     single_pass_share: float = 0.9
     single_pass_fill: float = 0.6  # least mean share of the slots of the single pass's kernel that these rows fill
 
-    # products of a small product's room for C up to which a single pass is tried before its rows are counted
-    early_ratio: int = 4
+    early: bool = True  # whether work is queued before the rows of C are counted
 
 
 TUNING = RowTuning()
@@ -167,25 +166,27 @@ def single_pass_class(counts: list[int], small: bool, tuning: RowTuning = TUNING
     return None
 
 
-class EarlyPass(NamedTuple):
-    """A single pass queued before the rows of C are counted: it is done if no row has too many products."""
+class EarlyClass(NamedTuple):
+    """A class that all rows of a product may join; its work is queued before the rows of C are counted."""
 
-    number: int  # one of `SINGLE_PASS_CLASSES`
-    capacity: int  # entries of C
-    samples: bool  # whether a sample must show first that C has no more entries
+    number: int
+    capacity: int  # entries of C if it is made in a single pass, 0 if its entries are counted first
 
 
-def early_pass(nrows: int, products: int, itemsize: int, tuning: RowTuning = TUNING) -> EarlyPass | None:
-    """Return the single pass that may suit a product that is not analysed yet; None if none is likely to.
+def early_class(nrows: int, products: int, itemsize: int, tuning: RowTuning = TUNING) -> EarlyClass | None:
+    """Return the class that is likely to take all rows of a product that is not analysed yet; None if none is.
 
     `nrows`: of C. `products`: of all rows, if entries of A meet rows of B of mean length. `itemsize`: bytes of an entry
     of C.
     """
-    room = workspace.SMALL_BYTES // itemsize
-    if nrows > workspace.SMALL_ROWS or products > tuning.early_ratio * room:
+    room, last = workspace.SMALL_BYTES // itemsize, SINGLE_PASS_CLASSES[-1]
+    if not tuning.early or nrows > workspace.SMALL_ROWS:
         return None
-    few = nrows <= (tuning.few_rows_single_pass if products >= tuning.joined_slots * nrows else tuning.few_short_rows)
+    are_long = products >= tuning.joined_slots * nrows
+    if products > room:
+        return EarlyClass(last, 0) if nrows <= (tuning.few_rows if are_long else tuning.few_short_rows) else None
     likely = 2 * products // nrows
-    fitting = (n for n in SINGLE_PASS_CLASSES if MOST_PRODUCTS[n] >= likely)
-    number = SINGLE_PASS_CLASSES[-1] if few else next(fitting, None)
-    return None if number is None else EarlyPass(number, min(2 * products + nrows, room), products > room)
+    number: int | None = next((n for n in SINGLE_PASS_CLASSES if MOST_PRODUCTS[n] >= likely), None)
+    if nrows <= (tuning.few_rows_single_pass if are_long else tuning.few_short_rows):
+        number = last
+    return None if number is None else EarlyClass(number, min(2 * products + nrows, room))

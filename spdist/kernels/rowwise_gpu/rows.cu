@@ -275,15 +275,16 @@ list_rows(const i64 nrows, const u32* __restrict__ sizes, const u64* __restrict_
 // Turn row lengths into row offsets.
 //
 // Launch  block 256, grid ceil_div(nrows, 256 * SCAN_ITEMS).
-// Pre     state[grid + 1] zero: state[0] hands out tiles; nrows > 0.
+// Pre     state[grid + 1] zero: state[0] hands out tiles; nrows > 0. counted: null, or zero if nothing is to be done.
 // Post    indptr[nrows + 1]; *total: the sum, which must fit Pointer.
 constexpr int SCAN_ITEMS = SPDIST_SCAN_ROWS / 256;  // rows of a thread
 
 template <typename Pointer>
 __global__ void __launch_bounds__(256)
 offsets(const i64 nrows, const u32* __restrict__ lengths, u64* __restrict__ state, Pointer* __restrict__ indptr,
-        u64* __restrict__ total_nnz) {
+        u64* __restrict__ total_nnz, const u64* __restrict__ counted) {
     __shared__ u64 warp_sums[8], before, tile_shared;
+    if (counted != nullptr && !*counted) return;
     if (threadIdx.x == 0) tile_shared = atomicAdd(&state[0], 1ull);
     __syncthreads();
     const i64 tile = tile_shared;

@@ -107,6 +107,13 @@ def test_what_is_expected_of_c_may_be_wrong(monkeypatch, share):
     products.test_what_is_expected_of_c_may_be_wrong(monkeypatch, share)
 
 
+@pytest.mark.parametrize("columns", [900, 2000])
+def test_work_queued_before_rows_are_counted(monkeypatch, columns):
+    for small, queued in ((32 << 20, "pass"), (0, "count")):
+        with monkeypatch.context() as patch:
+            products.test_work_queued_before_rows_are_counted(patch, columns, small, queued, columns < 1024)
+
+
 @pytest.mark.parametrize("spread", [products.NARROW_COLUMNS - 1, products.NARROW_COLUMNS])
 def test_wide_matrices_of_rows_that_are_not(spread):
     for entries in (1, 80, 300):

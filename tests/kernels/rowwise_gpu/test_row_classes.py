@@ -19,7 +19,9 @@ from spdist.kernels.rowwise_gpu.row_classes import (
     SINGLE_PASS_CLASSES,
     SORT_CLASSES,
     TUNING,
+    RowTuning,
     SortClass,
+    early_class,
     share_rows,
     single_pass_class,
 )
@@ -155,3 +157,13 @@ def test_shapes_are_checked_before_a_gpu_is_needed(monkeypatch):
     a = from_scipy(random_matrix(4, 5, 2.0, 1))
     with pytest.raises(MatrixError, match="A is 4 x 5 and B is 4 x 5"):
         rowwise_gpu.multiply(a, a)
+
+
+def test_a_class_is_named_before_rows_are_counted():
+    room = workspace.SMALL_BYTES // 12
+    assert early_class(49_152, 400_000, 12) == (0, 849_152)
+    assert early_class(4000, 400_000, 12) == (9, 804_000)  # few rows
+    assert early_class(13_514, 9_473_852, 12) == (9, 0)
+    assert early_class(200_000, room, 12) == (2, room)
+    assert [early_class(*sizes, 12) for sizes in ((40_000, room + 1), (workspace.SMALL_ROWS + 1, 10))] == [None, None]
+    assert early_class(10, 10, 12, RowTuning(early=False)) is None
