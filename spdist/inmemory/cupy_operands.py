@@ -163,7 +163,8 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
 
 def multiply_batch(pairs: list[tuple[Any, Any]], deterministic: bool) -> list[Any]:
     """Multiply pairs of CuPy's matrices in CSR group by group; the product of a pair in no group is None."""
-    converted = {id(m): from_cupyx(m) for pair in pairs for m in pair}
+    given = {id(m): m for pair in pairs for m in pair}
+    converted = {key: from_cupyx(m) for key, m in given.items()}
     operands = [(converted[id(a)], converted[id(b)]) for a, b in pairs]
     found: list[Any] = [None] * len(pairs)
     for numbers in batch_gpu.groups(operands):
