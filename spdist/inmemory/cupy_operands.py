@@ -155,10 +155,25 @@ def multiply(a: Any, b: Any, spec: ProductSpec, options: InMemoryOptions) -> Any
     if options.method == "auto":
         log.debug("auto: rowwise")
     left, right = (b.T, a.T) if by_columns else (a, b)
-    operand = from_cupyx(left)
-    other = operand if right is left else from_cupyx(right)
-    c = to_cupyx(_multiply_canonical(operand, other, lambda x, y: method.multiply(x, y, options.deterministic), right))
+    c = _product(left, right, lambda x, y: method.multiply(x, y, options.deterministic))
     return c.T if by_columns else c
+
+
+def multiply_rows(a: Any, b: Any) -> Any:
+    """Multiply two matrices of CuPy's in CSR by "auto" without options; None if an operand is of another kind.
+
+    Raises as `multiply` does.
+    """
+    if not (is_cupyx(a) and is_cupyx(b) and a.format == b.format == "csr"):
+        return None
+    return _product(a, b, rowwise_gpu.multiply)
+
+
+def _product(a: Any, b: Any, multiply: Callable[[CSR, CSR], CSR]) -> Any:
+    """Multiply two matrices of CuPy's, the rows of B sorted first where they are not."""
+    left = from_cupyx(a)
+    right = left if b is a else from_cupyx(b)
+    return to_cupyx(_multiply_canonical(left, right, multiply, b))
 
 
 def multiply_batch(pairs: list[tuple[Any, Any]], deterministic: bool) -> list[Any]:

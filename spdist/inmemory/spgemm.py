@@ -153,8 +153,10 @@ def spgemm(a: Any, b: Any, method: str = "auto", **keywords: Unpack[SpgemmKeywor
            [0, 2, 1],
            [0, 0, 2]])
     """
-    if method == "auto" and not keywords and (c := small.multiply(a, b)) is not None:
-        return c
+    if method == "auto" and not keywords:
+        for multiply_at_once in small.multiply, cupy_operands.multiply_rows:
+            if (c := multiply_at_once(a, b)) is not None:
+                return c
     product, options = options_of(spgemm, {**keywords, "method": method}, ProductOptions, InMemoryOptions)
     if batches.is_batch(a, b):
         return batches.multiply(a, b, product, options, lambda x, y: spgemm(x, y, method, **keywords))

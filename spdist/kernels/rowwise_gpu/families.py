@@ -10,7 +10,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -69,24 +69,32 @@ class RowFamily:
         raise NotImplementedError
 
 
-def condition(x: AnalysedProduct, number: int, unread: bool) -> tuple[int, int]:
-    """Return on which facts rows of class `number` or less are made, and the first class of too many products."""
-    return (x.facts.at(0) if unread else 0), number + 2
+class Unread(NamedTuple):
+    """What the facts must say for the device to do what the host queued before it read them: unless that, nothing."""
+
+    # `least`: a row has this class or a higher one, the rows without products first. `beyond`: none has this or above.
+    least: int
+    beyond: int
+
+
+def _condition(x: AnalysedProduct, unread: Unread | None) -> tuple[int, int, int]:
+    """Return a kernel's arguments for `allowed`."""
+    return (0, 0, 0) if unread is None else (x.facts.at(0), *unread)
 
 
 @dataclass(eq=False)
 class SortRows(RowFamily):
     """Rows sorted in registers."""
 
-    unread: bool = False  # whether the host has not read the facts yet: the device counts nothing if they forbid it
+    unread: Unread | None = None
 
     def count_entries(self, x: AnalysedProduct) -> None:
         """Write the lengths of the rows of C."""
-        self._launch(x, "count", (*x.pattern, x.lengths, *condition(x, self.number, self.unread)))
+        self._launch(x, "count", (*x.pattern, x.lengths, *_condition(x, self.unread)))
 
     def fill(self, x: AnalysedProduct, c: CSR) -> None:
         """Write the rows of C."""
-        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, *[0] * 6))
+        self._launch(x, "fill", (*x.arrays, c.indptr, c.indices, c.data, *[0] * 7))
 
     def _launch(self, x: AnalysedProduct, step: str, args: tuple[Any, ...]) -> None:
         grid = ceil_div(self.count, self.row_class.rows_per_block)
@@ -105,9 +113,8 @@ class SinglePassRows:
     sizes: Any  # (nrows,) uint32: products of each row
     # (nrows,) uint32, optional: entries of the rows of C that have too many products; None if none has
     lengths: Any = None
-    # Whether the host has not read the facts yet: the device does nothing if they forbid the pass. The zeros after the
-    # facts are its state, so there is one such pass to a product.
-    unread: bool = False
+    # If it is set, the zeros after the facts are the state, so one such pass of a product is done.
+    unread: Unread | None = None
 
     def sample(self, x: AnalysedProduct) -> None:
         """Count the entries of some rows of C."""
@@ -126,11 +133,11 @@ class SinglePassRows:
         import cupy
 
         count, state = x.a.nrows, x.facts.at(row_kernels.FACTS)
-        if not self.unread:
+        if self.unread is None:
             state = cupy.zeros(pass_words(count, self.number), np.uint64)
         sizes = None if self.lengths is None else self.sizes
         out = c.indptr, c.indices, c.data, self.lengths, len(c.indices), state, x.facts.on_host(RowFact.NNZ_C)
-        self._launch(x, "single pass", count, (sizes, *x.arrays, *out, *condition(x, self.number, self.unread)))
+        self._launch(x, "single pass", count, (sizes, *x.arrays, *out, *_condition(x, self.unread)))
 
     def _launch(self, x: AnalysedProduct, step: str, count: int, args: tuple[Any, ...]) -> None:
         row_class = SORT_CLASSES[self.number]

@@ -33,8 +33,16 @@ from spdist.kernels.rowwise_gpu.analysis import (
     requested,
     scan_blocks,
 )
-from spdist.kernels.rowwise_gpu.families import NodeRows, RowFamily, SinglePassRows, SortRows, families_of, prepared
-from spdist.kernels.rowwise_gpu.row_classes import CLASSES, EarlyClass, early_class, single_pass_class
+from spdist.kernels.rowwise_gpu.families import (
+    NodeRows,
+    RowFamily,
+    SinglePassRows,
+    SortRows,
+    Unread,
+    families_of,
+    prepared,
+)
+from spdist.kernels.rowwise_gpu.row_classes import CLASSES, EarlyClasses, early_classes, single_pass_class
 from spdist.kernels.semirings import PLUS_TIMES, Semiring
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import INT32_MAX, IndexArray, index_dtype, result_dtype
@@ -230,10 +238,10 @@ def _made_unbounded(product: RowwiseProduct, host: HostSide, count_first: bool) 
 class _EarlyProduct:
     """A product whose work is queued before the host has read its analysis; the device leaves out what that forbids."""
 
-    def __init__(self, plan: EarlyClass, nrows: int, host: HostSide) -> None:
-        self.plan, self.words, self.host = plan, families.pass_words(nrows, plan.number), host
+    def __init__(self, plan: EarlyClasses, nrows: int, host: HostSide) -> None:
+        self.plan, self.nrows, self.host = plan, nrows, host
+        self.words = max(families.pass_words(nrows, number) for number in plan.numbers)
         self.c: CSR | None = None
-        self.rows = SortRows(CLASSES[plan.number], plan.number, 0, nrows, unread=True)
 
     @classmethod
     def likely(cls, product: RowwiseProduct, host: HostSide) -> _EarlyProduct | None:
@@ -241,24 +249,33 @@ class _EarlyProduct:
         a, b = product.a, product.b
         if b.ncols > NARROW_COLUMNS:  # keys of 64 bits may be needed
             return None
-        plan = early_class(a.nrows, a.nnz * b.nnz // b.nrows, a.dtype.itemsize + a.indices.itemsize, TUNING)
+        plan = early_classes(a.nrows, a.nnz * b.nnz // b.nrows, a.dtype.itemsize + a.indices.itemsize, TUNING)
         return None if plan is None else cls(plan, a.nrows, host)
 
     def queue(self, x: AnalysedProduct) -> None:
-        """Queue a single pass, or the count of C's entries."""
+        """Queue single passes, or the count of C's entries."""
         import cupy
 
-        indptr = cupy.empty(x.a.nrows + 1, x.a.indptr.dtype)
+        indptr = cupy.empty(self.nrows + 1, x.a.indptr.dtype)
         self.c = _allocated(x, indptr, self.plan.capacity)
-        if self.plan.capacity:
-            SinglePassRows(self.plan.number, x.lengths, unread=True).fill(x, self.c)
-        else:
-            self.rows.count_entries(x)
-            _queue_offsets(x, indptr, x.facts.on_host(RowFact.NNZ_C), x.facts.at(RowFact.COUNTED))
+        least = 0
+        for number in self.plan.numbers:
+            unread = Unread(least, number + 2)
+            if self.plan.capacity:
+                SinglePassRows(number, x.lengths, unread=unread).fill(x, self.c)
+            else:
+                self._counted(unread).count_entries(x)
+                _queue_offsets(x, indptr, x.facts.on_host(RowFact.NNZ_C), x.facts.at(RowFact.COUNTED))
+            least = unread.beyond
         self.host.use_time()
 
+    def _counted(self, unread: Unread | None = None) -> SortRows:
+        """Return the rows that are counted first."""
+        (number,) = self.plan.numbers
+        return SortRows(CLASSES[number], number, 0, self.nrows, unread)
+
     def read(self, x: AnalysedProduct) -> MadeProduct | None:
-        """Return C if the analysis allows what was queued; in the single pass it may have had too little room."""
+        """Return C if the analysis allows what was queued; in a single pass it may have had too little room."""
         c, nnz = self.c, x.facts[RowFact.NNZ_C]
         if c is None or not nnz:
             return None
@@ -266,9 +283,9 @@ class _EarlyProduct:
         if nnz > self.plan.capacity:
             c = _allocated(x, c.indptr, nnz)
             if self.plan.capacity:
-                SinglePassRows(self.plan.number, x.lengths).fill(x, c)
+                SinglePassRows(self.plan.numbers[-1], x.lengths).fill(x, c)
             else:
-                self.rows.fill(x, c)
+                self._counted().fill(x, c)
         return MadeProduct(CSR(c.indptr, c.indices[:nnz], c.data[:nnz], c.shape), x, [])
 
 

@@ -166,15 +166,15 @@ def single_pass_class(counts: list[int], small: bool, tuning: RowTuning = TUNING
     return None
 
 
-class EarlyClass(NamedTuple):
-    """A class that all rows of a product may join; its work is queued before the rows of C are counted."""
+class EarlyClasses(NamedTuple):
+    """Classes whose kernels are queued before the rows of C are counted: the first that may take all rows does."""
 
-    number: int
+    numbers: tuple[int, ...]
     capacity: int  # entries of C if it is made in a single pass, 0 if its entries are counted first
 
 
-def early_class(nrows: int, products: int, itemsize: int, tuning: RowTuning = TUNING) -> EarlyClass | None:
-    """Return the class that is likely to take all rows of a product that is not analysed yet; None if none is.
+def early_classes(nrows: int, products: int, itemsize: int, tuning: RowTuning = TUNING) -> EarlyClasses | None:
+    """Return the classes that are likely to take all rows of a product that is not analysed yet; None if none is.
 
     `nrows`: of C. `products`: of all rows, if entries of A meet rows of B of mean length. `itemsize`: bytes of an entry
     of C.
@@ -182,11 +182,13 @@ def early_class(nrows: int, products: int, itemsize: int, tuning: RowTuning = TU
     room, last = workspace.SMALL_BYTES // itemsize, SINGLE_PASS_CLASSES[-1]
     if not tuning.early or nrows > workspace.SMALL_ROWS:
         return None
-    are_long = products >= tuning.joined_slots * nrows
     if products > room:
-        return EarlyClass(last, 0) if nrows <= (tuning.few_rows if are_long else tuning.few_short_rows) else None
+        few = nrows <= (tuning.few_rows if products >= tuning.joined_slots * nrows else tuning.few_short_rows)
+        return EarlyClasses((last,), 0) if few else None
     likely = 2 * products // nrows
-    number: int | None = next((n for n in SINGLE_PASS_CLASSES if MOST_PRODUCTS[n] >= likely), None)
-    if nrows <= (tuning.few_rows_single_pass if are_long else tuning.few_short_rows):
-        number = last
-    return None if number is None else EarlyClass(number, min(2 * products + nrows, room))
+    numbers = [next((n for n in SINGLE_PASS_CLASSES if MOST_PRODUCTS[n] >= likely), last)]
+    if nrows <= tuning.few_short_rows:
+        numbers = [last]
+    elif nrows <= tuning.few_rows_single_pass and numbers[0] < last:
+        numbers.append(last)
+    return EarlyClasses(tuple(numbers), min(2 * products + nrows, room))

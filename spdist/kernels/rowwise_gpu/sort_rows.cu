@@ -8,13 +8,15 @@
 
 enum Fact { SPDIST_ROW_FACT };
 
-// Whether what `analyse_rows` found allows work that was queued before anyone had read it: sound operands, and no row of
-// class `beyond` or above. facts null: always. All threads of the block must call it.
-__device__ __forceinline__ bool allowed(const u64* facts, const int beyond) {
+// Whether what `analyse_rows` found allows work that was queued before anyone had read it: sound operands, no row of class
+// `beyond` or above, and one of class `least` or above. facts null: always. All threads of the block must call it.
+__device__ __forceinline__ bool allowed(const u64* facts, const int least, const int beyond) {
     if (facts == nullptr) return true;
-    bool refused = threadIdx.x >= beyond && threadIdx.x < SPDIST_ROW_CLASSES && facts[BLOCKS_DONE + 1 + threadIdx.x];
-    if (threadIdx.x == 0) refused = facts[BAD_A] || facts[BAD_B] || facts[FALLS] != facts[FALLS_AT_ROWS] || !facts[PRODUCTS];
-    return !__syncthreads_or(refused);
+    const int t = threadIdx.x;
+    const bool has_rows = t < SPDIST_ROW_CLASSES && facts[BLOCKS_DONE + 1 + t];
+    const bool sound = t > 0 || !(facts[BAD_A] || facts[BAD_B] || facts[FALLS] != facts[FALLS_AT_ROWS] || !facts[PRODUCTS]);
+    const bool needed = __syncthreads_or(has_rows && t >= least);
+    return !__syncthreads_or(!sound || (has_rows && t >= beyond)) && needed;
 }
 
 // Expand one row of C with GROUP lanes, all of them busy whatever the lengths of B's rows.
@@ -106,17 +108,17 @@ __device__ __forceinline__ int count_row(Column* table, const Pointer begin, con
 // Launch  block 32 * WARPS, grid ceil_div(count, 32 * WARPS / GROUP).
 // Shared  a table of 2 * SLOTS columns per row.
 // Pre     SLOTS a power of two; list null: all rows; offsets and indices in range. Neither A nor B need be sorted.
-//         facts, beyond: nothing is done unless `allowed`.
+//         facts, least, beyond: nothing is done unless `allowed`.
 // Post    lengths[row]; facts[COUNTED] 1.
 template <typename Index, typename Pointer, int GROUP, int SLOTS, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS)
 count_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restrict__ a_indptr,
            const Index* __restrict__ a_indices, const Pointer* __restrict__ b_indptr, const Index* __restrict__ b_indices,
-           u32* __restrict__ lengths, u64* __restrict__ facts, const int beyond) {
+           u32* __restrict__ lengths, u64* __restrict__ facts, const int least, const int beyond) {
     constexpr int GROUPS = 32 * WARPS / GROUP;
     using Column = typename Unsigned<sizeof(Index)>::Type;
     __shared__ Column tables[GROUPS * 2 * SLOTS];
-    if (!allowed(facts, beyond)) return;
+    if (!allowed(facts, least, beyond)) return;
     if (facts != nullptr && blockIdx.x == 0 && threadIdx.x == 0) facts[COUNTED] = 1;
     const int group = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
     const u32 number = blockIdx.x * GROUPS + group;
@@ -221,8 +223,8 @@ __device__ __forceinline__ Pointer place_rows(const int nnz, const int group, co
 // Pre     list null: all rows; columns of B fit in Key; the bits of Key above log2(GROUP * ITEMS) hold the span of the
 //         columns of any row of C; offsets and indices in range. Neither A nor B need be sorted.
 //         SINGLE_PASS: list: products of each of all `count` rows of C, null if none has too many; lengths: entries of rows
-//         that have too many; state: (grid + 1) zeros; total_nnz may lie in page-locked host memory; facts, beyond:
-//         nothing is done unless `allowed`.
+//         that have too many; state: (grid + 1) zeros; total_nnz may lie in page-locked host memory; facts,
+//         least, beyond: nothing is done unless `allowed`.
 //         Not SINGLE_PASS: c_indptr from `count_rows`.
 // Post    columns rise strictly; values are added in the order of A's entries: the same bits on every run.
 //         SINGLE_PASS: c_indptr and *total_nnz; rows without too many products are written if they end within `capacity`.
@@ -232,7 +234,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
           const Index* __restrict__ a_indices, const Value* __restrict__ a_data, const Pointer* __restrict__ b_indptr,
           const Index* __restrict__ b_indices, const Value* __restrict__ b_data, Pointer* __restrict__ c_indptr,
           Index* __restrict__ c_indices, Value* __restrict__ c_data, const u32* __restrict__ lengths, const i64 capacity,
-          u64* __restrict__ state, u64* __restrict__ total_nnz, const u64* __restrict__ facts, const int beyond) {
+          u64* __restrict__ state, u64* __restrict__ total_nnz, const u64* __restrict__ facts, const int least, const int beyond) {
     constexpr int SLOTS = GROUP * ITEMS, GROUPS = WARPS * 32 / GROUP;
     constexpr int STRIDE = GROUP == 32 ? SLOTS : SLOTS + GROUP;  // groups of one warp start at different banks
     constexpr int BITS = SLOTS <= 16 ? 4 : SLOTS <= 32 ? 5 : SLOTS <= 64 ? 6 : SLOTS <= 128 ? 7 : SLOTS <= 256 ? 8
@@ -248,7 +250,7 @@ sort_rows(const u32 count, const u32* __restrict__ list, const Pointer* __restri
     Value* values = reinterpret_cast<Value*>(all_values) + group * STRIDE;
     unsigned short* heads = all_heads + group * STRIDE;
 
-    if (SINGLE_PASS && !allowed(facts, beyond)) return;
+    if (SINGLE_PASS && !allowed(facts, least, beyond)) return;
     i64 tile = blockIdx.x;
     if (SINGLE_PASS) {  // in the order in which thread blocks start, whatever that is: else one could wait for a later one
         __shared__ i64 my_tile;

@@ -21,7 +21,7 @@ from spdist.kernels.rowwise_gpu.row_classes import (
     TUNING,
     RowTuning,
     SortClass,
-    early_class,
+    early_classes,
     share_rows,
     single_pass_class,
 )
@@ -159,11 +159,11 @@ def test_shapes_are_checked_before_a_gpu_is_needed(monkeypatch):
         rowwise_gpu.multiply(a, a)
 
 
-def test_a_class_is_named_before_rows_are_counted():
+def test_classes_are_named_before_rows_are_counted():
     room = workspace.SMALL_BYTES // 12
-    assert early_class(49_152, 400_000, 12) == (0, 849_152)
-    assert early_class(4000, 400_000, 12) == (9, 804_000)  # few rows
-    assert early_class(13_514, 9_473_852, 12) == (9, 0)
-    assert early_class(200_000, room, 12) == (2, room)
-    assert [early_class(*sizes, 12) for sizes in ((40_000, room + 1), (workspace.SMALL_ROWS + 1, 10))] == [None, None]
-    assert early_class(10, 10, 12, RowTuning(early=False)) is None
+    assert early_classes(49_152, 400_000, 12) == ((0, 9), 849_152)
+    assert early_classes(4000, 400_000, 12) == ((9,), 804_000)  # few rows
+    assert early_classes(13_514, 9_473_852, 12) == ((9,), 0)
+    assert early_classes(200_000, room, 12) == ((2,), room)
+    assert [early_classes(*sizes, 12) for sizes in ((40_000, room + 1), (workspace.SMALL_ROWS + 1, 10))] == [None, None]
+    assert early_classes(10, 10, 12, RowTuning(early=False)) is None
