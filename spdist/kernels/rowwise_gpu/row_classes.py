@@ -95,6 +95,8 @@ class RowTuning:
     single_pass_fill: float = 0.6  # least mean share of the slots of the single pass's kernel that these rows fill
 
     early: bool = True  # whether work is queued before the rows of C are counted
+    # classes that follow the one that rows of mean length have, and rows of C up to which they do
+    early_rows: tuple[tuple[int, int], ...] = ((7, 1 << 16), (9, 1 << 14))
 
 
 TUNING = RowTuning()
@@ -189,6 +191,5 @@ def early_classes(nrows: int, products: int, itemsize: int, tuning: RowTuning = 
     numbers = [next((n for n in SINGLE_PASS_CLASSES if MOST_PRODUCTS[n] >= likely), last)]
     if nrows <= tuning.few_short_rows:
         numbers = [last]
-    elif nrows <= tuning.few_rows_single_pass and numbers[0] < last:
-        numbers.append(last)
+    numbers += [n for n, most in tuning.early_rows if n > numbers[-1] and nrows <= most]
     return EarlyClasses(tuple(numbers), min(2 * products + nrows, room))

@@ -161,7 +161,8 @@ def test_shapes_are_checked_before_a_gpu_is_needed(monkeypatch):
 
 def test_classes_are_named_before_rows_are_counted():
     room = workspace.SMALL_BYTES // 12
-    assert early_classes(49_152, 400_000, 12) == ((0, 9), 849_152)
+    assert early_classes(49_152, 400_000, 12) == ((0, 7), 849_152)
+    assert early_classes(10_000, 200_000, 12) == ((2, 7, 9), 410_000)
     assert early_classes(4000, 400_000, 12) == ((9,), 804_000)  # few rows
     assert early_classes(13_514, 9_473_852, 12) == ((9,), 0)
     assert early_classes(200_000, room, 12) == ((2,), room)
