@@ -139,9 +139,15 @@ class Selection(NamedTuple):
     least: Any  # smallest value to keep
     top: int  # most entries to keep
     heap: ValueArray  # (top + 1,)
-    skips_below: bool
-    """Whether values below `least` may be left out while a row is made: `least` is above the semiring's zero, and no
-    epilogue changes values."""
+    bar: Any  # the largest value that is not kept or is not above the semiring's zero
+    has_bar: bool
+    """Whether rows may be made without the values up to the bar, if enough others are found: no epilogue changes
+    values, and there may be values above the bar."""
+    skips_below: bool  # whether these values are not kept anyway
+    places: Words  # (MOST_PLACES,): places in rows of B, or of A's entries
+    costs: npt.NDArray[np.float64]  # (MOST_ORDERED,)
+    peaks: ValueArray | None  # (rows of B,): largest magnitude of each row, if products may be left out
+    epsilon: float  # of the dtype
 
 
 class RowCuts(NamedTuple):

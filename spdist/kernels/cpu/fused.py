@@ -3,9 +3,6 @@
 Each row is made in a buffer of its own, and only the entries that are kept go to C. The n-th largest value comes from a
 heap of n values, through which the row passes once. A second pass copies the larger values, and the first of the equal
 ones. Entries stay in the order of columns, so that no sort follows.
-
-If the threshold is above the semiring's zero, a row of many products is added up without marks for the columns that
-were hit: the other columns hold zero, and the scan for values that reach the threshold passes over them.
 """
 
 from __future__ import annotations
@@ -22,38 +19,19 @@ from spdist.kernels.cpu.arrays import (
     ForbiddenMask,
     ProductArguments,
     RowCuts,
-    RowExtent,
     RowsOut,
     Selection,
     Workspace,
 )
-from spdist.kernels.cpu.masks import fill_table, is_forbidden, multiply_inside
-from spdist.kernels.cpu.numba_compile import add_product, compiled, inlined, part, tight, zero_of
+from spdist.kernels.cpu.masks import fill_table, multiply_inside
+from spdist.kernels.cpu.numba_compile import compiled, inlined, part, tight
+from spdist.kernels.cpu.rowwise.largest import make_largest, sift_down
 from spdist.kernels.cpu.rowwise.multiply import enter_rows, is_small, multiply_row, prefetch_rows, row_extent
 from spdist.kernels.cpu.rowwise.sorting import expand_small, flush_batch
-from spdist.kernels.cpu.workspace import WINDOW
 from spdist.matrices.dtypes import ValueArray
 
-DENSE_SPAN = 8
-"""Columns per product up to which scanning all columns of a row is quicker than marking those that were hit."""
 MASK_GAIN = np.uintp(8)
 """Products per column of a forbidden row from which C's row is made whole and its forbidden entries are dropped."""
-STRIDE = np.uintp(32)
-"""Columns that the scan tests together; at most `workspace.PADDING`."""
-
-
-@tight
-def sift_down(heap: ValueArray, root: np.uintp, n: np.uintp, value: Any) -> None:
-    """Put `value` at `root` or below it, so that the first `n` values are a heap again, smallest first."""
-    child = np.uintp(2) * root + np.uintp(1)
-    while child < n:
-        if child + np.uintp(1) < n and heap[child + np.uintp(1)] < heap[child]:
-            child += np.uintp(1)
-        if value <= heap[child]:
-            break
-        heap[root] = heap[child]
-        root, child = child, np.uintp(2) * child + np.uintp(1)
-    heap[root] = value
 
 
 @tight
@@ -144,7 +122,7 @@ def keep_row(row: RowsOut, n: np.uintp, selection: Selection | None, c: RowsOut,
             c.indices[at + t] = row.indices[t]
             c.data[at + t] = row.data[t]
         return at + n
-    least, top, heap, _ = selection
+    least, top, heap = selection.least, selection.top, selection.heap
     cut, equal = (least, n) if n <= top else find_cut(row.data, n, least, top, heap)
     for t in range(n):
         value = row.data[t]
@@ -157,47 +135,6 @@ def keep_row(row: RowsOut, n: np.uintp, selection: Selection | None, c: RowsOut,
             c.indices[place] = row.indices[t]
             c.data[place] = value
             at += np.uintp(1)
-    return at
-
-
-@part
-def make_dense(
-    product: ProductArguments, extent: RowExtent, forbidden: ForbiddenMask | None, least: Any, totals: ValueArray,
-    c: RowsOut,
-) -> Any:  # fmt: skip
-    """Make a row whose columns fit the window; return how many values are at least `least`.
-
-    Pre: `least` is above the semiring's zero; all totals are zero, before and after.
-    """
-    a, b, row, first, ring = product.a, product.b, extent.row, np.uintp(extent.first), product.ring
-    for p in range(np.uintp(a.indptr[row]), np.uintp(a.indptr[row + np.uintp(1)])):
-        k, value = np.uintp(a.indices[p]), a.data[p]
-        for q in range(np.uintp(b.starts[k]), np.uintp(b.stops[k])):
-            if not is_forbidden(forbidden, b.indices[q]):
-                j = np.uintp(b.indices[q]) - first
-                totals[j] = add_product(totals[j], value, b.data[q], ring)
-    return scan(totals, first, np.uintp(extent.last - extent.first + 1), least, c, zero_of(totals, ring))
-
-
-@inlined
-def scan(totals: ValueArray, first: np.uintp, columns: np.uintp, least: Any, c: RowsOut, zero: Any) -> Any:
-    """Move the totals that are at least `least` to C from place 0 on, and clear all; return how many there are.
-
-    Pre: `least` is above `zero`. `totals`: of `columns` columns, rounded up to `STRIDE`; the first is column `first`.
-    """
-    at = np.uintp(0)
-    for t in range(np.uintp(0), columns, STRIDE):
-        reach = np.uint8(0)
-        for u in range(t, t + STRIDE):
-            reach |= np.uint8(totals[u] >= least)
-        if reach != np.uint8(0):
-            for u in range(t, t + STRIDE):
-                if totals[u] >= least:
-                    c.indices[at] = u + first
-                    c.data[at] = totals[u]
-                    at += np.uintp(1)
-        for u in range(t, t + STRIDE):
-            totals[u] = zero
     return at
 
 
@@ -221,9 +158,9 @@ def make_row(
         expand_small(product, extent, work.batch, none, none, forbidden)
         return flush_batch(work.batch, np.uintp(1), c, none, none, product.ring)[0]
     if selection is not None:
-        span = extent.last - extent.first + 1
-        if selection.skips_below and span <= WINDOW and span <= DENSE_SPAN * extent.products:
-            return make_dense(product, extent, forbidden, selection.least, work.window.totals, c)
+        done, n = make_largest(product, extent, forbidden, selection, selection.peaks, work.window, c)
+        if done:
+            return n
     return multiply_row(product, extent, work, c, none, forbidden, product.wide)
 
 

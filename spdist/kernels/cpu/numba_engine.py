@@ -33,15 +33,20 @@ from spdist.kernels.cpu.arrays import (
 from spdist.kernels.cpu.numba_compile import callable_part, entry_point, for_ring, unsaved
 from spdist.kernels.cpu.prepare import PreparedProduct, RowBuffers, mark_loaded
 from spdist.kernels.cpu.product_counts import estimate_products
+from spdist.kernels.cpu.rowwise import largest
 from spdist.kernels.product_spec import NORMS, ProductSpec, longest_row
 from spdist.kernels.semirings import Semiring
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import Int64Array
+from spdist.matrices.dtypes import Int64Array, ValueArray
 
 CACHE_BYTES = 1 << 20
 """Bytes of B from which kernels prefetch its rows."""
 SLICE_SAMPLE = 1 << 12
 """Entries of A that say how long slices should be."""
+LEAST_THRESHOLD = 1e-30
+"""Threshold from which products may be left out: roundings are in proportion to the values there."""
+PRODUCTS_OF_PEAKS = 8
+"""Products for each entry of B from which its largest values are worth finding."""
 UNBOUNDED = 1 << 62
 """Products of a slice that is not cut."""
 
@@ -95,6 +100,7 @@ class NumbaRows:
         rows, products = np.append(cuts[0], stop), cuts[1].copy()
         self.bound = int(products.sum())
         self._queue = slices.new_queue(rows, products, product.longest)
+        self._peaks = _peaks(product, self.bound)
         if product.spec.plain:
             mark_loaded(product)
 
@@ -161,8 +167,7 @@ class NumbaRows:
     def _cuts(self, zero: npt.NDArray[Any], entries: int) -> RowCuts:
         """Return the mask, the epilogue and the selection of a thread; `zero` is (1,)."""
         product, spec, dtype = self.product, self.product.spec, self.product.kernel_dtype
-        above = spec.selects and bool(spec.least(product.dtype).astype(dtype) > zero[0]) and spec.epilogue is None
-        selection = _selection(spec, product.dtype, dtype, min(entries, product.longest), skips_below=above)
+        selection = _selection(spec, product.dtype, min(entries, product.longest), zero, self._peaks)
         return RowCuts(
             *_mask_arguments(product, self._mask_row, zero), _epilogue_arguments(spec, dtype), selection, spec.diagonal
         )
@@ -203,7 +208,7 @@ def cut_rows_in_place(c: CSR, spec: ProductSpec) -> None:
     """
     dtype = np.dtype(f"u{c.dtype.itemsize}") if c.dtype.kind == "b" else c.dtype
     longest = longest_row(c)
-    selection = _selection(spec, c.dtype, dtype, min(longest, spec.top_n or longest), skips_below=False)
+    selection = _selection(spec, c.dtype, min(longest, spec.top_n or longest), np.zeros(1, dtype))
     row = np.empty(longest, c.indices.dtype), np.empty(longest, dtype), np.empty(0, np.int64)
     compiles_function = spec.epilogue is not None and spec.epilogue.apply is not None
     kernel = unsaved(fused.cut_rows) if compiles_function else fused.cut_rows
@@ -235,12 +240,37 @@ def _arguments(product: PreparedProduct) -> ProductArguments:
 
 
 def _selection(
-    spec: ProductSpec, dtype: np.dtype[Any], kernel_dtype: np.dtype[Any], top: int, *, skips_below: bool
+    spec: ProductSpec, dtype: np.dtype[Any], top: int, zero: ValueArray, peaks: ValueArray | None = None
 ) -> Selection | None:
-    """Return how kernels cut rows to `top` entries; None if they keep whole rows."""
+    """Return how kernels cut rows to `top` entries; None if they keep whole rows.
+
+    `zero`: (1,): the semiring's, in the dtype of the kernels.
+    """
     if not spec.selects:
         return None
-    return Selection(spec.least(dtype).astype(kernel_dtype), top, np.empty(top + 1, kernel_dtype), skips_below)
+    least, of_floats = spec.least(dtype).astype(zero.dtype), zero.dtype.kind == "f"
+    skips_below = bool(least > zero[0])
+    bar = zero[0]
+    if skips_below:
+        bar = np.nextafter(least, bar) if of_floats else least - zero.dtype.type(1)
+    has_bar = spec.epilogue is None and bool(bar < (np.inf if of_floats else np.iinfo(zero.dtype).max))
+    heap, places = np.empty(top + 1, zero.dtype), np.empty(largest.MOST_PLACES, np.uint64)
+    costs, epsilon = np.empty(largest.MOST_ORDERED), float(np.finfo(zero.dtype).eps) if of_floats else 0.0
+    return Selection(least, top, heap, bar, has_bar, skips_below, places, costs, peaks, epsilon)
+
+
+def _peaks(product: PreparedProduct, products: int) -> ValueArray | None:
+    """Return the largest magnitude of each row of B if rows are cut to a threshold and it takes little time to find."""
+    spec, b, dtype = product.spec, product.b, product.kernel_dtype
+    plain = spec.epilogue is None and spec.mask is None and product.ring is None and dtype.kind == "f"
+    if not (plain and spec.selects and spec.least(product.dtype) >= LEAST_THRESHOLD):
+        return None
+    if b.nrows > cpu_sizes.PEAK_ROWS or products < PRODUCTS_OF_PEAKS * b.nnz:
+        return None
+    peaks: ValueArray = np.empty(b.nrows, dtype)
+    arrays = _csr_arrays(b, dtype)
+    largest.find_peaks(arrays.indptr, arrays.data, peaks)
+    return peaks
 
 
 def _epilogue_arguments(spec: ProductSpec, dtype: np.dtype[Any]) -> EpilogueArguments | None:

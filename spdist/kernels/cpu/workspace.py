@@ -9,6 +9,10 @@ SCIPY, NUMBA = "scipy", "numba"
 """Names of the two engines of the CPU."""
 WINDOW = 1 << 18
 """Most columns of the numba engine's dense accumulator."""
+PEAK_ROWS = 1 << 20
+"""Rows of B up to which their largest values are kept to leave products out."""
+SELECTION_BYTES = 36 << 10
+"""Bytes of a thread for the places and the order of a row's parts."""
 SORT_PRODUCTS = 1 << 15
 """Products that the numba engine sorts at once."""
 RADIX_BINS = 1 << 11
@@ -94,17 +98,19 @@ def table_slots(mask_row: int) -> int:
 
 
 def fused_workspace(
-    row_entries: int, mask_row: int, top_n: int, value_itemsize: int, index_itemsize: int, threads: int = 1
-) -> int:
+    row_entries: int, mask_row: int, top_n: int, value_itemsize: int, index_itemsize: int, threads: int = 1,
+    nrows_b: int = 0,
+) -> int:  # fmt: skip
     """Bound the bytes that a mask, a threshold or top-n take beyond `cpu_workspace` with numba.
 
     Of rows and tables only what is written takes memory. `row_entries`: entries of the longest row before it is cut: at
     most its products, columns of C, and `mask_row` under a mask. `mask_row`: entries of the longest row of the mask; 0
-    without one. `top_n`: 0 for all.
+    without one. `top_n`: 0 for all. `nrows_b`: rows of B, if values below a threshold are left out.
     """
+    peaks = value_itemsize * min(nrows_b, PEAK_ROWS)
     row = (row_entries + 1) * (value_itemsize + index_itemsize) + 8
     table = table_slots(mask_row) * 2 * index_itemsize + (mask_row + 1) * (value_itemsize + 1)
-    return threads * (row + table + (min(top_n, row_entries) + 1) * value_itemsize)
+    return peaks + threads * (row + table + (min(top_n, row_entries) + 1) * value_itemsize + SELECTION_BYTES)
 
 
 def slice_products(products: int, threads: int) -> int:

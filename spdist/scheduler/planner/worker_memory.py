@@ -227,7 +227,7 @@ class WorkerMemory:
         rows = 0
         if limits.longest:
             top, sizes = min(limits.top_n, limits.longest), (self.dtype.itemsize, self.index_bytes)
-            rows = fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes, threads_each)
+            rows = fused_workspace(limits.longest, limits.longest_mask_row, top, *sizes, threads_each, b.nrows)
         starts = B_START_BYTES * b.nrows if limits.upper and b_resident else 0
         return replace(work, kernels=kernels, row_bytes=rows, shared_bytes=starts)
 

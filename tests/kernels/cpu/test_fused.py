@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 import spdist
 from spdist.errors import InputError, MatrixError
 from spdist.kernels.cpu import multiply as cpu
-from spdist.kernels.cpu import product_counts
+from spdist.kernels.cpu import numba_engine, product_counts
 from spdist.kernels.cpu import workspace as cpu_sizes
 from spdist.kernels.product_spec import ProductSpec
 from spdist.kernels.semirings import PLUS_TIMES, SEMIRINGS, Semiring
@@ -366,7 +366,7 @@ def test_memory_grows_with_the_entries_kept() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     fixed = cpu_sizes.cpu_workspace("numba", 50_000, int(products.max()), 8, 4, 2)
-    fixed += cpu_sizes.fused_workspace(min(50_000, int(products.max())), 0, 5, 8, 4, 2)
+    fixed += cpu_sizes.fused_workspace(min(50_000, int(products.max())), 0, 5, 8, 4, 2, b.nrows)
     counting = 4 * a.nrows * 8 + 2 * product_counts.SAMPLE * 24  # row_products
     assert peak <= c.nbytes + fixed + counting
     assert int(products.sum()) * 12 > 20 * (peak - 2 * cpu_sizes.SCRATCH_BYTES)
@@ -398,3 +398,33 @@ def test_the_interpreter_runs_meanwhile() -> None:
 def test_plus_times_is_found_by_name() -> None:
     assert SEMIRINGS["plus_times"] is PLUS_TIMES
     assert ProductSpec().plain
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("seed", range(4))
+def test_products_that_cannot_reach_the_threshold_change_nothing(monkeypatch, dtype, seed):
+    """Some columns are in most rows, by the law of Zipf, and weigh little; with NaN, infinity and negative values."""
+    rng = np.random.default_rng(seed)
+    columns = np.minimum(rng.zipf(1.3, 24_000), 3000) - 1
+    m = sp.csr_matrix((rng.random(24_000), (rng.integers(0, 2000, 24_000), columns)), (2000, 3000))
+    m.sum_duplicates()
+    m.data *= np.log(2000 / np.bincount(m.indices, minlength=3000).clip(1))[m.indices]
+    m = sp.csr_matrix(sp.diags(1 / np.sqrt(np.asarray(m.multiply(m).sum(axis=1)).ravel().clip(1e-9))) @ m).astype(dtype)
+    if seed == 1:
+        m.data[m.indptr[5] : m.indptr[5] + 2] = np.nan, np.inf
+    if seed == 2:
+        m.data[::3] *= -1
+    a, b, entries = from_scipy(m), from_scipy(sp.csr_matrix(m.T)), []
+    for threshold, top in ((0.05, 10), (0.3, None), (0.3, 3), (0.9, 10), (5.0, 10), (0.0, 10), (-1.0, 4)):
+        spec = ProductSpec(top_n=top, threshold=threshold)
+        with monkeypatch.context() as patch:
+            patch.setattr(numba_engine, "PRODUCTS_OF_PEAKS", 1 << 40)
+            whole = cpu.multiply(a, b, spec=spec)
+        found = cpu.multiply(a, b, threads=2, spec=spec)
+        for name in ("indptr", "indices", "data"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+        product = (m.astype(np.float64) @ m.T.astype(np.float64)).tocsr()
+        if seed != 1 and top is None and dtype == np.float64:
+            assert found.nnz == (product.data >= threshold).sum()
+        entries.append(found.nnz)
+    assert entries[0] > 0 and (entries[4] == 0 or seed == 1)  # infinity reaches any threshold
