@@ -1,4 +1,4 @@
-"""Rows of C of which only the largest values are kept, made without most of the others (CPU, Numba).
+"""The largest values of rows of C, made without most of the others (CPU, Numba).
 
 A row of many products is added up without marks for the columns that were hit: the other columns hold the semiring's
 zero, and the scan for values above a bar passes over them. The bar is at the zero or just below the threshold; once the
@@ -38,7 +38,7 @@ DENSE_SPAN = 8
 TILE = np.uintp(1 << 15)
 """Columns of a tile: its totals take 256 KiB, half of a small L2 cache."""
 RUN = np.uintp(8)
-"""Entries of a row of B of which the last is looked at first: if it is in the tile, all are."""
+"""Successive entries of a row of B: if the last is in the tile, all are."""
 MOST_PLACES = 1 << 12
 """Entries of A's row up to which tiles are made: a place in a row of B is kept for each."""
 STRIDE = np.uintp(32)
@@ -259,7 +259,7 @@ def add_to_tile(
     origin: np.uintp,
     ring: Any,
 ) -> None:
-    """Add the product of `value` with entry `q` of B to the totals, the first of which is of column `origin`."""
+    """Add the product of `value` with entry `q` of B to the totals, which begin at column `origin`."""
     if not is_forbidden(forbidden, b.indices[q]):
         j = np.uintp(b.indices[q]) - origin
         totals[j] = add_product(totals[j], value, b.data[q], ring)
