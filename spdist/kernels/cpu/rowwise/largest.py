@@ -177,7 +177,7 @@ def may_reach(
     most: float,
     least: float,
 ) -> Any:
-    """Return whether a column may reach `least`; it has at most `most`, of which the first `head` parts are bounds."""
+    """Return whether a column may reach `least`: its sum is at most `most`, where the first `head` parts are bounds."""
     a, b = product.a, product.b
     while head > np.uintp(0) and not most < least:
         head -= np.uintp(1)
