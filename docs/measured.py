@@ -29,6 +29,8 @@ from tables import (
 MEASURED = ROOT / "docs" / "measured.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: python docs/measured.py -->", "<!-- end of figures -->"
+TOP_N = "2026-11-28-top_n_16cores"
+
 INTRODUCTION = """# Measured
 
 `python docs/measured.py` writes this page from the records in [benchmarks/results](../benchmarks/results); `make check`
@@ -99,7 +101,7 @@ def block_cpu() -> str:
 def answers_cpu() -> str:
     """Top-n, masks, semirings and triangles, in memory."""
     fused, halves, more = "2026-11-21-fused", "2026-11-22-halves", "2026-11-21-answers"
-    results = record(fused)["results"]
+    results = record(fused)["results"] | record(TOP_N)["results"]
     lines = [
         [case["case"], million(case["products"]), 1e3 * case["seconds"]["spdist"], 1e3 * seconds, label, ratio]
         for group in ("top_n", "triangles")
@@ -118,11 +120,11 @@ def answers_cpu() -> str:
     return (
         "### Products cut, masked or reduced in memory\n\n"
         "Cosines with `top_n=10` on generated TF-IDF rows, and triangles by a masked `plus_pair` (L: the part of the\n"
-        "adjacency matrix below the diagonal). `unmasked` is spdist's whole product filtered by SciPy. Inner call with 2\n"
-        "threads, medians in ms.\n\n"
+        "adjacency matrix below the diagonal). `unmasked` is spdist's whole product filtered by SciPy. Inner call,\n"
+        "top-n with 16 threads and triangles with 2, medians in ms.\n\n"
         + table(["case", "products", "spdist", "peer", "which", "ratio"], lines)
         + f"\nEight semirings on three matrices compared with GraphBLAS, rows sorted. "
-        f"{summary(seconds_ratios(results['semirings'], 'graphblas'))}\n\n{source(fused)}"
+        f"{summary(seconds_ratios(results['semirings'], 'graphblas'))}\n\n{source(TOP_N, fused)}"
         + "\nThe whole of a symmetric product takes this many times as long as its upper triangle (one thread):\n\n"
         + table(["product", "whole / triangle"], half)
         + f"\n{source(halves)}"
@@ -187,7 +189,8 @@ def listed(ratios: dict[str, float]) -> str:
 
 def spgemm_gpu() -> str:
     """Products with operands on the GPU."""
-    name, real, same = "2026-11-21-spgemm", "2026-11-21-spgemm_real", "2026-11-21-spgemm_deterministic"
+    name, real, same = "2026-11-28-spgemm_h100", "2026-11-28-spgemm_real_h100", "2026-11-21-spgemm_deterministic"
+    older = "2026-11-21-spgemm"
     content = record(name)
     peers = open_codes(name)
     lines = []
@@ -200,15 +203,15 @@ def spgemm_gpu() -> str:
     methods = [
         [f"`{method}`, {label}", found["over_cusparse"]["geometric_mean"], found["over_cusparse"]["minimum"], of]
         for of, label, method in (
-            (name, "float64", "auto"), (name, "float64", "esc"), (name, "float64", "numeric"),
+            (name, "float64", "auto"), (older, "float64", "esc"), (older, "float64", "numeric"),
             ("2026-11-21-spgemm_float32", "float32", "auto"), (same, "same bits on every run", "rowwise"),
-            (real, "55 real matrices, most small", "auto"),
+            (real, "54 real matrices, most small", "auto"),
         )
         for found in [record(of)["summary"][method]]
     ]  # fmt: skip
     slower = {
         r["matrix"]: r["methods"]["auto"]["ms"] / found["methods"]["rowwise"]["ms"]
-        for r in content["rows"] for found in record(same)["rows"] if found["matrix"] == r["matrix"]
+        for r in record(older)["rows"] for found in record(same)["rows"] if found["matrix"] == r["matrix"]
     }  # fmt: skip
     worst = min(slower, key=slower.__getitem__)
     times = geometric_mean(1 / ratio for ratio in slower.values())
@@ -227,7 +230,7 @@ def spgemm_gpu() -> str:
         + "\n\nAll methods compared with cuSPARSE; `numeric` knows C's structure:\n\n"
         + table(["method", "geometric mean", "least", "record"], methods)
         + f"\nThe first product of a type compiles its kernels, once a machine: {compiled}. "
-        "The records\n`deterministic` and `real` are of older kernels. Against the table above, the same bits on every run took "
+        "The records\nof 2026-11-21 are of older kernels. Against `auto` of that day, the same bits on every run took "
         f"{times:.2f} of\nthe time in the geometric mean, and {1 / slower[worst]:.1f} times as long on long rows ({worst}).\n\n"
         + source("2026-11-21-spgemm_cold", same)
     )
@@ -654,7 +657,7 @@ def figures() -> list[Figure]:
     thesis = {
         r["matrix"]: r["cupy_locked_s"] / r["locked_s"] for r in record("2026-11-22-pipeline_thesis_whole")["rows"]
     }
-    spgemm, gpu, cpu = "2026-11-21-spgemm", "2026-11-27-spmv_h100", record("2026-11-21-spmv_cpu")["results"]
+    spgemm, gpu, cpu = "2026-11-28-spgemm_h100", "2026-11-27-spmv_h100", record("2026-11-21-spmv_cpu")["results"]
     products = {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in record(spgemm)["rows"]}
     vectors = {
         real: [r for r in record(gpu)["results"] if r["matrix"].startswith("real/") == real] for real in (False, True)
@@ -664,8 +667,8 @@ def figures() -> list[Figure]:
                named(record("2026-11-21-spgemm_cpu")["results"]), "2026-11-21-spgemm_cpu"),
         Figure("`spgemm` of blocks, 2 threads", "call", "SciPy's `bsr_array`, 1 thread",
                named(record("2026-11-21-block_spgemm")["rows"]), "2026-11-21-block_spgemm"),
-        Figure("`spgemm(top_n=10)`, 2 threads", "call", "sparse_dot_topn, 2 threads",
-               cases(fused["top_n"], "sparse_dot_topn"), "2026-11-21-fused"),
+        Figure("`spgemm(top_n=10)`, 16 threads", "call", "sp_matmul_rs, 16 threads",
+               cases(record(TOP_N)["results"]["top_n"], "sp_matmul_rs"), TOP_N),
         Figure("eight semirings, 2 threads", "call", "GraphBLAS, 2 threads",
                cases(fused["semirings"], "graphblas"), "2026-11-21-fused"),
         Figure("`operator(a, \"sell\") @ x`, 2 threads", prepared(r["prepared_products"] for r in cpu), "SciPy, 1 thread",
