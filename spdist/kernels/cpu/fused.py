@@ -19,6 +19,7 @@ from spdist.kernels.cpu.arrays import (
     ForbiddenMask,
     ProductArguments,
     RowCuts,
+    RowExtent,
     RowsOut,
     Selection,
     Workspace,
@@ -28,7 +29,7 @@ from spdist.kernels.cpu.numba_compile import compiled, inlined, part, tight
 from spdist.kernels.cpu.rowwise.largest import make_largest, sift_down
 from spdist.kernels.cpu.rowwise.multiply import enter_rows, is_small, multiply_row, prefetch_rows, row_extent
 from spdist.kernels.cpu.rowwise.sorting import expand_small, flush_batch
-from spdist.matrices.dtypes import ValueArray
+from spdist.matrices.dtypes import IndexArray, ValueArray
 
 MASK_GAIN = np.uintp(8)
 """Products per column of a forbidden row from which C's row is made whole and its forbidden entries are dropped."""
@@ -145,44 +146,46 @@ def make_row(
 ) -> Any:  # fmt: skip
     """Make one row of C from place 0 on, without its forbidden columns; return its entries. `c` has room for the row.
 
-    Values that `selection` leaves out anyway may be missing.
+    Values that `selection` leaves out anyway may be missing. Looking up a product in the mask costs more than adding
+    it. If the mask's row is far shorter than the products, its entries are dropped afterwards.
     """
     extent = row_extent(product.a, product.b, row)
-    none = np.uintp(0)
+    none, n = np.uintp(0), np.uintp(0)
     if extent.products == 0:
         return none
-    if forbidden is not None:
-        start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
-        forbidden.shift[0] = fill_table(forbidden.keys, forbidden.places, forbidden.indices, start, stop)
-    if is_small(extent):
-        expand_small(product, extent, work.batch, none, none, forbidden)
-        return flush_batch(work.batch, np.uintp(1), c, none, none, product.ring)[0]
-    if selection is not None:
+    if selection is not None and not is_small(extent):
         done, n = make_largest(product, extent, forbidden, selection, selection.peaks, work.window, c)
         if done:
             return n
-    return multiply_row(product, extent, work, c, none, forbidden, product.wide)
+    if forbidden is not None:
+        start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
+        if MASK_GAIN * (stop - start) > np.uintp(extent.products):
+            forbidden.shift[0] = fill_table(forbidden.keys, forbidden.places, forbidden.indices, start, stop)
+            return make_whole(product, extent, forbidden, work, c)
+        return drop_forbidden(c, make_whole(product, extent, None, work, c), forbidden.indices, start, stop)
+    return make_whole(product, extent, None, work, c)
 
 
 @part
-def make_without_forbidden(
-    product: ProductArguments, row: int, forbidden: ForbiddenMask, selection: Selection | None, work: Workspace,
-    c: RowsOut,
-) -> Any:  # fmt: skip
-    """Make one row of C from place 0 on, without its forbidden columns; return its entries.
+def make_whole(
+    product: ProductArguments, extent: RowExtent, forbidden: ForbiddenMask | None, work: Workspace, c: RowsOut
+) -> Any:
+    """Make all entries of one row of C from place 0 on, without its forbidden columns; return how many."""
+    none = np.uintp(0)
+    if is_small(extent):
+        expand_small(product, extent, work.batch, none, none, forbidden)
+        return flush_batch(work.batch, np.uintp(1), c, none, none, product.ring)[0]
+    return multiply_row(product, extent, work, c, none, forbidden, product.wide)
 
-    Looking up a product in the mask costs more than adding it. If the mask's row is far shorter than the products, the
-    row is made whole, and its forbidden entries are dropped afterwards.
-    """
-    start, stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
-    if MASK_GAIN * (stop - start) > np.uintp(row_extent(product.a, product.b, row).products):
-        return make_row(product, row, forbidden, selection, work, c)
-    n = make_row(product, row, None, selection, work, c)
+
+@inlined
+def drop_forbidden(c: RowsOut, n: np.uintp, forbidden: IndexArray, start: np.uintp, stop: np.uintp) -> Any:
+    """Move the first `n` entries of a row that are not ``forbidden[start:stop]`` to the front; return how many."""
     left = np.uintp(0)
     for t in range(n):
-        while start < stop and forbidden.indices[start] < c.indices[t]:
+        while start < stop and forbidden[start] < c.indices[t]:
             start += np.uintp(1)
-        if start == stop or forbidden.indices[start] != c.indices[t]:
+        if start == stop or forbidden[start] != c.indices[t]:
             c.indices[left] = c.indices[t]
             c.data[left] = c.data[t]
             left += np.uintp(1)
@@ -200,9 +203,7 @@ def make_under_mask(
     """
     if allowed is not None:
         return multiply_inside(product, row, allowed, work, c, product.wide)
-    if forbidden is not None:
-        return make_without_forbidden(product, row, forbidden, cuts.selection, work, c)
-    return make_row(product, row, None, cuts.selection, work, c)
+    return make_row(product, row, forbidden, cuts.selection, work, c)
 
 
 @part

@@ -191,6 +191,18 @@ def test_long_rows_are_cut_with_ties(threads: int, top_n: int | None) -> None:
         assert_same(c, cut(expected, top_n, threshold) if top_n or threshold else expected)
 
 
+@pytest.mark.parametrize("ncols", [2_000, 70_000])
+@pytest.mark.parametrize("per_row", [1, 300])
+@pytest.mark.parametrize("threshold", [None, 3.0])
+def test_forbidden_columns_do_not_count_among_the_largest(ncols: int, per_row: int, threshold: float | None) -> None:
+    a, b = random_csr(200, 300, 15, 1), random_csr(300, ncols, 400, 2)
+    a, b = (CSR(m.indptr, m.indices, np.round(m.data * 2), m.shape) for m in (a, b))
+    largest = cpu.multiply(a, b, spec=ProductSpec(top_n=per_row))
+    left = cpu.multiply(a, b, spec=ProductSpec(mask=largest, complement=True))
+    c = cpu.multiply(a, b, spec=ProductSpec(mask=largest, complement=True, top_n=5, threshold=threshold))
+    assert_same(c, cut(left, 5, threshold))
+
+
 @pytest.mark.parametrize(
     "options", [{"threshold": 0.5}, {"top_n": 3}, {"top_n": 2, "mask": 5}, {"mask": 5, "complement": True}], ids=str
 )

@@ -28,7 +28,6 @@ from spdist.kernels.cpu.arrays import (
     Window,
     Words,
 )
-from spdist.kernels.cpu.masks import is_forbidden
 from spdist.kernels.cpu.numba_compile import add_product, compiled, inlined, part, tight, zero_of
 from spdist.kernels.cpu.workspace import WINDOW
 from spdist.matrices.dtypes import IndexArray, Int64Array, ValueArray
@@ -250,19 +249,19 @@ def sum_column(product: ProductArguments, begin: np.uintp, end: np.uintp, column
 
 
 @inlined
-def add_to_tile(
-    totals: ValueArray,
-    forbidden: ForbiddenMask | None,
-    b: RowRanges,
-    value: Any,
-    q: np.uintp,
-    origin: np.uintp,
-    ring: Any,
-) -> None:
-    """Add the product of `value` with entry `q` of B to the totals, which begin at column `origin`."""
-    if not is_forbidden(forbidden, b.indices[q]):
-        j = np.uintp(b.indices[q]) - origin
-        totals[j] = add_product(totals[j], value, b.data[q], ring)
+def clear_forbidden(
+    totals: ValueArray, forbidden: IndexArray, at: np.uintp, stop: np.uintp, origin: np.uintp, limit: np.uintp,
+    zero: Any,
+) -> Any:  # fmt: skip
+    """Clear the totals of columns ``[origin, limit)`` that are forbidden; return the place of the next one.
+
+    `forbidden`: ascending columns; those from place `at` on are looked at.
+    """
+    while at < stop and np.uintp(forbidden[at]) < limit:
+        if np.uintp(forbidden[at]) >= origin:
+            totals[np.uintp(forbidden[at]) - origin] = zero
+        at += np.uintp(1)
+    return at
 
 
 @part
@@ -280,8 +279,10 @@ def make_dense(
     width = min(columns, TILE) if end - begin <= len(places) else columns
     for p in range(begin, end if width < columns else begin):
         places[p - begin] = b.starts[np.uintp(a.indices[p])]
-    at = held = np.uintp(0)
-    bar = selection.bar
+    at = held = mask = mask_stop = np.uintp(0)
+    bar, zero = selection.bar, zero_of(totals, product.ring)
+    if forbidden is not None:
+        mask, mask_stop = np.uintp(forbidden.indptr[row]), np.uintp(forbidden.indptr[row + np.uintp(1)])
     for tile in range(np.uintp(0), columns, width):
         origin, limit = first + tile, first + tile + width
         for p in range(begin, end):
@@ -290,17 +291,19 @@ def make_dense(
             stop = np.uintp(b.stops[k])
             while q + RUN <= stop and np.uintp(b.indices[q + RUN - np.uintp(1)]) < limit:
                 for r in range(q, q + RUN):
-                    add_to_tile(totals, forbidden, b, value, np.uintp(r), origin, product.ring)
+                    j = np.uintp(b.indices[r]) - origin
+                    totals[j] = add_product(totals[j], value, b.data[r], product.ring)
                 q += RUN
             while q < stop and np.uintp(b.indices[q]) < limit:
-                add_to_tile(totals, forbidden, b, value, q, origin, product.ring)
+                j = np.uintp(b.indices[q]) - origin
+                totals[j] = add_product(totals[j], value, b.data[q], product.ring)
                 q += np.uintp(1)
             if width < columns:
                 places[p - begin] = q
         wide = min(width, columns - tile)
-        at, held, bar = scan(
-            totals, first + tile, wide, bar, selection.top, heap, held, c, at, zero_of(totals, product.ring)
-        )
+        if forbidden is not None:
+            mask = clear_forbidden(totals, forbidden.indices, mask, mask_stop, origin, origin + wide, zero)
+        at, held, bar = scan(totals, origin, wide, bar, selection.top, heap, held, c, at, zero)
     return at
 
 
