@@ -270,7 +270,7 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         metric: Any = self.metric
         columns = np.empty((rows.shape[0], asked), np.int64)
         values = np.empty(columns.shape)
-        for found in search_blocks(rows, self._rows, asked, metric, self.memory_limit):
+        for found in search_blocks(rows, self._rows, asked, metric, self.memory_limit, self.engine):
             mine = slice(found.start, found.start + len(found.columns))
             columns[mine], values[mine] = found.columns, found.distances
         if metric == "inner_product":

@@ -63,7 +63,7 @@ PARTS = [*LAYERS, *TOP]
 FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "cuda": set(),
     "cpu": set(),
-    "dense": {"cpu"},
+    "dense": {"cpu", "cuda"},
     "rowwise_gpu": {"cuda"},
     "batch_gpu": {"cuda", "rowwise_gpu"},
     "esc": {"cuda"},
@@ -71,7 +71,7 @@ FAMILIES = {  # folder of kernels -> the folders of kernels that it may import
     "bsr": {"cuda", "cpu", "rowwise_gpu"},
     "spmv": {"cuda", "cpu", "bsr"},
     "streaming": {"cuda", "cpu", "rowwise_gpu", "hyspmm", "bsr"},
-    "shipped": {"cuda", "rowwise_gpu", "batch_gpu", "esc", "hyspmm", "bsr", "spmv", "streaming"},
+    "shipped": {"cuda", "rowwise_gpu", "batch_gpu", "dense", "esc", "hyspmm", "bsr", "spmv", "streaming"},
 }
 NAMES_OF_ENGINES = {"scipy", "numba", "cuda", "hybrid"}
 OTHER_MEANINGS = {  # files in which these words name packages, a folder, or formats for products with vectors

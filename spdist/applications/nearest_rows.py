@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,11 +18,15 @@ from spdist.applications.operands import check_values, opened
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.cpus import count_cpus
 from spdist.foundation.units import parse_bytes
-from spdist.kernels.dense.by_blocks import Found, RowBlocks, block_rows, nearest_by_blocks
+from spdist.kernels.dense import nearest, nearest_gpu
+from spdist.kernels.dense.by_blocks import THREAD_BYTES, Found, RowBlocks, block_rows, nearest_by_blocks
 from spdist.kernels.dense.nearest import DenseMetric
+from spdist.kernels.engine import find_engine
+from spdist.kernels.streaming.gpu_device import free_memory
 from spdist.matrices.csr import CSR
-from spdist.matrices.dtypes import index_dtype
+from spdist.matrices.dtypes import index_dtype, is_on_gpu
 from spdist.options import FileKeywords, lists_keywords
+from spdist.scheduler.execution import worker_process
 from spdist.storage.atomic_replace import staged_matrix
 from spdist.storage.foreign import versions
 from spdist.storage.groups import is_array
@@ -35,6 +40,10 @@ from spdist.stores.registry import at, normalise
 METRICS: tuple[DenseMetric, ...] = get_args(DenseMetric)
 ROOM = 0.5
 """Share of the free memory that a search takes without a limit."""
+GPU_WORK = 1 << 37
+"""Products of numbers from which a GPU repays its start: half a second of 16 cores."""
+
+logger = logging.getLogger("spdist")
 
 
 @lists_keywords(FileKeywords)
@@ -46,6 +55,7 @@ def kneighbors_graph(
     corpus: Any = None,
     n_neighbors: int = 15,
     metric: DenseMetric = "euclidean",
+    engine: str = "auto",
     memory_limit: int | str | None = None,
     overwrite: bool = False,
     steal: bool = False,
@@ -58,7 +68,7 @@ def kneighbors_graph(
 
     Parameters
     ----------
-    a : (n, d) array or sparse matrix; path, URL or StoredMatrix; or path of a .npy, .h5ad or another file
+    a : (n, d) array or sparse matrix; path, URL or StoredMatrix; CuPy array; path of a .npy, .h5ad or another file
         Real and finite. Other types than float32 are compared as float64. A dense array inside a file or a group is
         named by ``::``, as in ``cells.h5ad::obsm/X_pca``.
     out : str or Path, optional
@@ -69,8 +79,10 @@ def kneighbors_graph(
         Neighbours of each row.
     metric : {"euclidean", "cosine", "inner_product"}
         Entries are Euclidean distances, 1 minus the cosine, or inner products; the largest products are nearest.
+    engine : {"auto", "numba", "cuda"}
+        Whether cores or a GPU search, by default a GPU where it repays its start; they find the same graph.
     memory_limit : int or str, optional
-        Bytes for blocks of rows; by default half of the free memory.
+        Bytes for blocks of rows, on the host and on a GPU; by default half of what is free, 0.9 on a GPU.
     overwrite, steal
         As in `save`.
     format, header, columns, separator, quotes, allow_nan, orient, dense
@@ -79,7 +91,8 @@ def kneighbors_graph(
     Returns
     -------
     (n, n) or (n, m) csr_array or StoredMatrix
-        Float64; in memory without `out`. Rows have their entries in the order of columns.
+        Float64; in memory without `out`, on the GPU if `a` is a CuPy array. The entries of a row are in the order of
+        columns.
 
     Raises
     ------
@@ -101,6 +114,7 @@ def kneighbors_graph(
     if metric not in METRICS:
         raise InputError(f"metric={metric!r} is not one of {', '.join(METRICS)}")
     check_count(n_neighbors)
+    check_engine(engine, n_neighbors + (corpus is None))
     how = {"overwrite": overwrite, "steal": steal}
     place = in_folder() if out is None else beside(out, "neighbours", how)  # type: ignore[arg-type]
     with _rows_of(a, place, keywords) as rows, _rows_of(rows if corpus is None else corpus, in_folder(), {}) as others:
@@ -109,10 +123,11 @@ def kneighbors_graph(
             raise InputError(f"rows of {rows.shape[1]:,} columns have no neighbours among rows of {ncols:,}")
         if n_neighbors + itself > m:
             raise InputError(f"n_neighbors={n_neighbors}: there are {m:,} rows to search; ask for fewer")
-        found = _search(rows, others, int(n_neighbors), itself, metric, memory_limit)
+        found = _search(rows, others, int(n_neighbors), itself, metric, memory_limit, engine)
         if out is None:
             parts = [part.to_scipy() for part in found]
-            return sp.csr_array(sp.vstack(parts, format="csr")) if parts else sp.csr_array((0, m))
+            graph = sp.csr_array(sp.vstack(parts, format="csr")) if parts else sp.csr_array((0, m))
+            return to_gpu(graph) if is_on_gpu(a) else graph
         names = AxisNames(*(m.names.rows if isinstance(m, StoredMatrix) else None for m in (rows, others)))
         facts = {"provenance": {"command": "neighbors", "metric": metric}}
         with staged_matrix(normalise(out), shape=(rows.shape[0], m), **how) as stage:
@@ -121,6 +136,13 @@ def kneighbors_graph(
                 writer.append(part)
             writer.close()
     return open_matrix(normalise(out))
+
+
+def to_gpu(graph: sp.csr_array) -> Any:
+    """Return a graph as a matrix of CuPy."""
+    import cupyx.scipy.sparse as csp
+
+    return csp.csr_matrix(graph)
 
 
 def check_count(n_neighbors: Any) -> None:
@@ -132,6 +154,7 @@ def check_count(n_neighbors: Any) -> None:
 @contextmanager
 def _rows_of(a: Any, place: AbstractContextManager[str], keywords: Mapping[str, object]) -> Iterator[Any]:
     """Yield rows that were checked: an array of two dimensions, SciPy's CSR, or a stored matrix."""
+    a = a.get() if is_on_gpu(a) else a
     if isinstance(a, str | Path) and _may_be_dense(a, keywords):
         keywords = {**keywords, "dense": True}
     with imported(a, place, keywords, duplicates="sum") as operand:
@@ -174,23 +197,52 @@ def dense_blocks(m: Any) -> RowBlocks:
 
 
 def search_blocks(
-    queries: Any, corpus: Any, count: int, metric: DenseMetric, limit: int | str | None
+    queries: Any, corpus: Any, count: int, metric: DenseMetric, limit: int | str | None, engine: str = "auto"
 ) -> Iterator[Found]:
     """Yield the nearest rows of a corpus for blocks of queries; both as `dense_blocks` takes them.
 
-    Raises `MemoryBoundError` if the limit holds no blocks.
+    Raises `InputError` if the engine cannot search, and `MemoryBoundError` if the limit holds no blocks.
     """
-    room = int(ROOM * psutil.virtual_memory().available) if limit is None else parse_bytes(limit)
-    rows = block_rows(corpus.shape[1], count, count_cpus(), room)
+    check_engine(engine, count)
+    ncols = corpus.shape[1]
+    on_gpu = _takes_gpu(engine, count, queries.shape[0] * corpus.shape[0] * ncols)
+    given = None if limit is None else parse_bytes(limit)
+    room = given or int(ROOM * psutil.virtual_memory().available)
+    rows = block_rows(ncols, count, count_cpus() * THREAD_BYTES, room)
+    if on_gpu:
+        rows = min(rows, block_rows(ncols, count, nearest_gpu.TILE_BYTES, given or free_memory()))
+        logger.info("the nearest rows are searched on %s", worker_process.gpu_name())
+    search = nearest_gpu.nearest if on_gpu else nearest.nearest
     with threadpool_limits(1, "blas"):  # spdist has a thread for each CPU
-        yield from nearest_by_blocks(dense_blocks(queries), dense_blocks(corpus), count, metric, rows)
+        yield from nearest_by_blocks(dense_blocks(queries), dense_blocks(corpus), count, metric, rows, search)
+
+
+def check_engine(name: str, count: int) -> None:
+    """Refuse an engine that does not find as many neighbours of dense rows, or is not there."""
+    engine = find_engine(name)
+    if engine.mixes:
+        raise InputError(f"engine={name!r} does not search dense rows: name one of a GPU or of cores, or 'auto'")
+    if engine.uses_gpu:
+        worker_process.count_gpus()
+        if count > nearest_gpu.MOST_NEIGHBOURS:
+            raise InputError(
+                f"engine={name!r} finds {nearest_gpu.MOST_NEIGHBOURS} neighbours at most, not {count}: use 'auto'"
+            )
+
+
+def _takes_gpu(name: str, count: int, work: int) -> bool:
+    """Whether a GPU searches. `work`: products of numbers."""
+    if name != "auto":
+        return find_engine(name).uses_gpu
+    pays = count <= nearest_gpu.MOST_NEIGHBOURS and work >= GPU_WORK
+    return pays and worker_process.gpu_name() is not None
 
 
 def _search(
-    queries: Any, corpus: Any, count: int, itself: bool, metric: DenseMetric, limit: int | str | None
+    queries: Any, corpus: Any, count: int, itself: bool, metric: DenseMetric, limit: int | str | None, engine: str
 ) -> Iterator[CSR]:
     """Yield rows of the graph, in order; `itself`: whether queries are the corpus, and no row its own neighbour."""
-    for found in search_blocks(queries, corpus, count + itself, metric, limit):
+    for found in search_blocks(queries, corpus, count + itself, metric, limit, engine):
         columns: Any = found.columns
         values: Any = found.distances
         if itself:

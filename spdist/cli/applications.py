@@ -43,7 +43,7 @@ def add_application_verbs(verbs: Verbs) -> None:
     sub.add_argument("--n-neighbors", type=count_of, metavar="N", help="neighbours of each row, by default 15")
     sub.add_argument("--metric", help="euclidean (default), cosine or inner_product")
     sub.add_argument("--corpus", metavar="B", help="search the rows of this file or matrix, by default of A")
-    add_options(sub, "memory_limit", "overwrite", "steal", FileKeywords)
+    add_options(sub, "engine", "memory_limit", "overwrite", "steal", FileKeywords)
     text = "for each pair of columns, count the rows that have both: A.T @ A"
     sub = verbs.add("cooccurrence", _cooccurrence, text, a=MATRIX, c=PRODUCT)
     sub.add_argument("--measure", help="count (default), or pmi: pointwise mutual information")
@@ -164,7 +164,7 @@ def _neighbors(args: argparse.Namespace) -> int:
     from spdist.applications.nearest_rows import kneighbors_graph
     from spdist.cli import console
 
-    own = chosen(args, "n_neighbors", "metric", "corpus", "memory_limit", "overwrite", "steal")
+    own = chosen(args, "n_neighbors", "metric", "corpus", "engine", "memory_limit", "overwrite", "steal")
     found = kneighbors_graph(args.a, args.c, **own, **given(args, FileKeywords))
     args.made = args.c
     each = found.nnz // max(found.nrows, 1)

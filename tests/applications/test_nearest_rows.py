@@ -12,6 +12,7 @@ from sklearn.neighbors import kneighbors_graph as brute_force
 
 import spdist
 from spdist import cli
+from spdist.applications import nearest_rows
 from spdist.errors import InputError, MatrixError, MemoryBoundError
 from spdist.kernels.dense.by_blocks import RowBlocks, block_rows, nearest_by_blocks
 from spdist.kernels.dense.nearest import nearest
@@ -53,7 +54,7 @@ def test_blocks_change_no_bit(metric, rows):
     x[60:] = x[50:60]
     whole = nearest(x[:50], x, 5, metric)
     blocks = RowBlocks((50, 6), lambda i, j: x[i:j]), RowBlocks((70, 6), lambda i, j: x[i:j])
-    found = list(nearest_by_blocks(*blocks, 5, metric, rows))
+    found = list(nearest_by_blocks(*blocks, 5, metric, rows, nearest))
     assert [part.start for part in found] == list(range(0, 50, rows))
     np.testing.assert_array_equal(np.concatenate([part.columns for part in found]), whole[0])
     np.testing.assert_array_equal(np.concatenate([part.distances for part in found]), whole[1])
@@ -125,6 +126,12 @@ def test_command(places, capsys):
         (np.ones((3, 2)), {"n_neighbors": 3}, InputError, "n_neighbors=3: there are 3 rows to search"),
         (np.ones((3, 2)), {"n_neighbors": 0}, InputError, "n_neighbors=0 must be a whole number"),
         (np.ones((3, 2)), {"metric": "manhattan"}, InputError, "metric='manhattan' is not one of euclidean"),
+        (
+            np.ones((3, 2)),
+            {"engine": "hybrid"},
+            InputError,
+            "engine='hybrid' does not search dense rows: name",
+        ),
         (np.ones((3, 2)), {"corpus": np.ones((9, 3)), "n_neighbors": 1}, InputError, "rows of 2 columns have no"),
         (np.ones((3, 2)), {"dense": True}, InputError, "dense=True: the operand is no file"),
         ("none.npy", {}, InputError, "there is no such file"),
@@ -143,3 +150,18 @@ def test_a_graph_that_exists_is_kept(places):
         spdist.kneighbors_graph("x.npy", "graph.zarr")
     assert spdist.open("graph.zarr").nnz == 140
     assert spdist.kneighbors_graph("x.npy", "graph.zarr", n_neighbors=3, overwrite=True).nnz == 210
+
+
+def test_engines_of_cores_are_one(monkeypatch):
+    """A GPU is not looked for where it would not pay, and its limits are told before it is."""
+    x, asked = rows_of(), []
+    monkeypatch.setattr(nearest_rows.worker_process, "gpu_name", lambda: asked.append("gpu"))
+    monkeypatch.setattr(nearest_rows.worker_process, "count_gpus", lambda: 1)
+    graphs = [spdist.kneighbors_graph(x, n_neighbors=4, engine=name) for name in ("auto", "numba", "scipy")]
+    assert all((graph != graphs[0]).nnz == 0 for graph in graphs)
+    assert not asked
+    monkeypatch.setattr(nearest_rows, "GPU_WORK", 1)
+    spdist.kneighbors_graph(x, n_neighbors=4)
+    assert asked == ["gpu"]
+    with pytest.raises(InputError, match="finds 496 neighbours at most, not 601"):
+        spdist.kneighbors_graph(rows_of(700), n_neighbors=600, engine="cuda")

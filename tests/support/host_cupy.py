@@ -254,6 +254,7 @@ def fake_cupy() -> ModuleType:
     cupy.empty_like = lambda x: empty(x.shape, x.dtype)
     cupy.full = lambda shape, value, dtype=None: filled(np.full(shape, value, dtype))
     cupy.get_default_memory_pool = Pool
+    cupy.cublas = SimpleNamespace(gemm=lambda ta, tb, a, b, out: np.matmul(a, b.T, out=out))
     return cupy
 
 

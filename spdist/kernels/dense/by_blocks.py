@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from spdist.errors import MemoryBoundError
 from spdist.foundation.units import format_bytes
-from spdist.kernels.dense.nearest import CORPUS, QUERIES, DenseMetric, Rows, nearest
+from spdist.kernels.dense.nearest import CORPUS, QUERIES, DenseMetric, DenseSearch, Rows
 from spdist.matrices.dtypes import Int64Array
 
 NUMBER_BYTES = 32
@@ -37,15 +37,16 @@ class Found(NamedTuple):
     distances: npt.NDArray[np.float64]  # (queries, count); see `nearest`
 
 
-def block_rows(ncols: int, count: int, threads: int, room: int) -> int:
+def block_rows(ncols: int, count: int, besides: int, room: int) -> int:
     """Return how many queries, and how many rows of the corpus, `room` bytes hold at a time.
 
+    `besides`: bytes that do not depend on how many.
     Raises `MemoryBoundError` if they hold fewer than the rows whose scores are made at a time.
     """
     each = NUMBER_BYTES * ncols + NEIGHBOUR_BYTES * count
-    rows = (room - threads * THREAD_BYTES) // (2 * each)
+    rows = (room - besides) // (2 * each)
     if rows < QUERIES:
-        least = 2 * QUERIES * each + threads * THREAD_BYTES
+        least = 2 * QUERIES * each + besides
         raise MemoryBoundError(
             f"memory_limit={format_bytes(room)} is less than the {format_bytes(least)} of the smallest blocks of rows "
             f"with {ncols:,} columns: allow more, or fewer threads"
@@ -54,9 +55,9 @@ def block_rows(ncols: int, count: int, threads: int, room: int) -> int:
 
 
 def nearest_by_blocks(
-    queries: RowBlocks, corpus: RowBlocks, count: int, metric: DenseMetric, rows: int
+    queries: RowBlocks, corpus: RowBlocks, count: int, metric: DenseMetric, rows: int, search: DenseSearch
 ) -> Iterator[Found]:
-    """Yield the nearest rows of the corpus for blocks of queries, in order; the same as `nearest` finds.
+    """Yield the nearest rows of the corpus for blocks of queries, in order; the same as `search` finds.
 
     `count`: at most the rows of the corpus.
     `rows`: of each block of the queries and of the corpus.
@@ -69,7 +70,7 @@ def nearest_by_blocks(
         distances: Any = np.empty((len(mine), 0))
         for first in range(0, total, rows):
             others = corpus.read(first, min(first + rows, total)) if whole is None else whole
-            more = nearest(mine, others, min(count, len(others)), metric)
+            more = search(mine, others, min(count, len(others)), metric)
             columns = np.concatenate([columns, more[0] + first], axis=1)
             distances = np.concatenate([distances, more[1]], axis=1)
             if first:  # of equally near rows the first is kept

@@ -6,6 +6,7 @@ that was kept by more than both can be wrong, or the row is searched again in fl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +28,10 @@ STEP = 64
 """Scores that are compared at once; `CORPUS` is a multiple."""
 
 
+DenseSearch = Callable[[Rows, Rows, int, DenseMetric], tuple[Int64Array, npt.NDArray[np.float64]]]
+"""Finds the nearest rows, as `nearest` does."""
+
+
 def nearest(queries: Rows, corpus: Rows, count: int, metric: DenseMetric) -> tuple[Int64Array, npt.NDArray[np.float64]]:
     """Return the nearest rows of a corpus for each query, and how far they are.
 
@@ -38,10 +43,10 @@ def nearest(queries: Rows, corpus: Rows, count: int, metric: DenseMetric) -> tup
     Euclidean ones, 1 minus the cosine, or the inner product with its sign changed.
     """
     if metric == "cosine":
-        queries, corpus = _unit(queries), _unit(corpus)
+        queries, corpus = unit_rows(queries), unit_rows(corpus)
     kept = min(count + SPARE, len(corpus))
     euclidean = metric == "euclidean"
-    left, right, scale, shift, doubt = _scored(queries, corpus, euclidean=euclidean)
+    left, right, scale, slack = scoring(queries, corpus, euclidean=euclidean)
     columns, distances = np.empty((len(queries), count), np.int64), np.empty((len(queries), count))
     doubtful = np.zeros(len(queries), np.bool_)
     starts = iter(range(0, len(queries), QUERIES))
@@ -56,16 +61,24 @@ def nearest(queries: Rows, corpus: Rows, count: int, metric: DenseMetric) -> tup
                 made = scores[: (mine.stop - start) * (last - first)].reshape(-1, last - first)
                 np.matmul(left[mine], right[first:last].T, out=made)
                 keep_best(made, first, best)
-            allowed = best.bound - doubt[mine] + shift[mine]
-            decide(queries[mine], corpus, euclidean, allowed * scale**2, best, columns[mine], distances[mine],
+            allowed = (best.bound + slack[mine]) * scale**2
+            decide(queries[mine], corpus, euclidean, allowed, best, columns[mine], distances[mine],
                    doubtful[mine])  # fmt: skip
 
     run_in_threads(max(1, min(count_cpus(), -(-len(queries) // QUERIES))), search)
-    for row in np.flatnonzero(doubtful):
-        found = _all_distances(queries[row], corpus, euclidean=euclidean)
-        columns[row] = np.argsort(found, kind="stable")[:count]
-        distances[row] = found[columns[row]]
+    search_again(queries, corpus, np.flatnonzero(doubtful), columns, distances, euclidean=euclidean)
     return columns, np.maximum(distances + 1, 0) if metric == "cosine" else distances
+
+
+def search_again(
+    queries: Rows, corpus: Rows, doubtful: Any, columns: Int64Array, distances: npt.NDArray[np.float64], *,
+    euclidean: bool,
+) -> None:  # fmt: skip
+    """Find the nearest rows of doubtful queries from all distances in float64."""
+    for row in doubtful:
+        found = _all_distances(queries[row], corpus, euclidean=euclidean)
+        columns[row] = np.argsort(found, kind="stable")[: columns.shape[1]]
+        distances[row] = found[columns[row]]
 
 
 class Candidates(NamedTuple):
@@ -175,7 +188,7 @@ def _all_distances(query: Any, corpus: Rows, *, euclidean: bool) -> npt.NDArray[
     return np.asarray(np.sqrt(np.einsum("ij,ij->i", change, change)))
 
 
-def _unit(rows: Rows) -> Rows:
+def unit_rows(rows: Rows) -> Rows:
     """Return rows of length 1, or of zeros."""
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     return rows / np.where(lengths == 0, 1, lengths)[:, None]
@@ -191,11 +204,11 @@ class Scoring(NamedTuple):
     left: npt.NDArray[np.float32]
     right: npt.NDArray[np.float32]
     scale: float
-    shift: npt.NDArray[np.float64]  # (queries,): to add to a score
-    doubt: npt.NDArray[np.float64]  # (queries,): bound of the errors of its scores
+    slack: npt.NDArray[np.float64]
+    """(queries,): what the query adds to a score, less a bound of the errors of its scores."""
 
 
-def _scored(queries: Rows, corpus: Rows, *, euclidean: bool) -> Scoring:
+def scoring(queries: Rows, corpus: Rows, *, euclidean: bool) -> Scoring:
     """Move rows to the mean of the corpus, and scale them, so that float32 tells them apart."""
     d = queries.shape[1]
     center = corpus.mean(axis=0, dtype=np.float64) if euclidean else np.zeros(d)
@@ -211,4 +224,4 @@ def _scored(queries: Rows, corpus: Rows, *, euclidean: bool) -> Scoring:
     shift = squares[0] / 2 if euclidean else np.zeros(len(left))
     sides = [-left, np.ones((len(left), 1))], [right, half[:, None]]
     left32, right32 = (np.concatenate(side, axis=1, dtype=np.float32, casting="same_kind") for side in sides)
-    return Scoring(left32, right32, scale, shift, doubt)
+    return Scoring(left32, right32, scale, shift - doubt)

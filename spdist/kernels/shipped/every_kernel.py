@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spdist.kernels.batch_gpu import multiply as batch_gpu
 from spdist.kernels.bsr import multiply_gpu as bsr
+from spdist.kernels.dense import nearest_gpu as dense
 from spdist.kernels.esc import multiply as esc
 from spdist.kernels.esc.long_rows import FILE as ESC_LONG_FILE
 from spdist.kernels.esc.long_rows import long_row_kernels
@@ -31,7 +32,7 @@ BLOCK_SIDES = (2, 3, 4, 6, 8, 16)
 def kernels_by_file(value: str, index: str, pointer: str) -> dict[str, set[str]]:
     """Return all name expressions for C types of values, columns and offsets, such as ``"double", "int", "int"``."""
     kernels: dict[str, set[str]] = {}
-    for family in (_rowwise, _bsr, _esc, _hyspmm, _spmv):
+    for family in (_rowwise, _bsr, _dense, _esc, _hyspmm, _spmv):
         for file, names in family(value, index, pointer):
             kernels.setdefault(file, set()).update(names)
     return kernels
@@ -59,6 +60,10 @@ def _bsr(value: str, index: str, pointer: str) -> Names:
         *((bsr.FILE, bsr.kernels(value, index, pointer, method)) for method in methods),
         (bsr.FILE, tuple(bsr.row_kernel(value, index, pointer, (side, side, side), 32) for side in whole)),
     ]
+
+
+def _dense(value: str, index: str, pointer: str) -> Names:
+    return [(dense.FILE, dense.kernel_names(value))] if value in ("float", "double") else []
 
 
 def _esc(value: str, index: str, pointer: str) -> Names:

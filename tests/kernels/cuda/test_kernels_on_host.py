@@ -13,6 +13,7 @@ from spdist.kernels.spmv.sell import build_cpu, build_gpu, layout, sell
 from tests.kernels.batch_gpu import test_multiply as batches
 from tests.kernels.bsr import test_multiply_gpu as blocks_on_gpu
 from tests.kernels.bsr.test_multiply_cpu import block_matrix
+from tests.kernels.dense import test_nearest_gpu as dense_rows
 from tests.kernels.esc import test_multiply_gpu as sorted_products
 from tests.kernels.hyspmm import test_multiply_gpu as from_host
 from tests.kernels.rowwise_gpu import test_epilogue as answers
@@ -288,3 +289,10 @@ def test_dense_blocks_are_found(side, found):
 @pytest.mark.parametrize("side", [2, 3, 4, 6])
 def test_places_of_no_block_row_are_zero(sell_on_gpu, side):
     rows_in_chunks.test_places_of_no_block_row_are_zero(side)
+
+
+def test_nearest_of_dense_rows(monkeypatch):
+    for metric, dtype in (("euclidean", np.float32), ("cosine", np.float64)):
+        dense_rows.test_same_bits_as_on_the_cpu(monkeypatch, metric, dtype, (7, 1500))
+    dense_rows.test_worse_rows_are_dropped_again_and_again(monkeypatch)
+    dense_rows.test_equal_rows_and_rows_that_float32_does_not_tell_apart("inner_product")
