@@ -275,6 +275,8 @@ class TopNTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             columns[mine], values[mine] = found.columns, found.distances
         if metric == "inner_product":
             return columns, -values
+        if metric == "euclidean" and rows.dtype == self._rows.dtype == np.float32:
+            values = _rounded(values)
         if is_fit:
             _put_first(columns, values, 0, 0.0)
         return columns, 1 - values if self.mode != "distance" and metric == "cosine" else values
@@ -410,6 +412,12 @@ def _add_zeros(columns: Any, values: Any, short: Any, ncols: int) -> None:
     rank = np.cumsum(missing, axis=1) - 1
     mine[missing] = np.take_along_axis(free, np.maximum(rank, 0), axis=1)[missing]
     columns[short] = mine
+
+
+def _rounded(distances: Any) -> Any:
+    """Round Euclidean distances of float32 rows as scikit-learn does: first their squares, then the roots."""
+    squares = np.square(distances)
+    return np.sqrt(squares.astype(np.float32)) if squares.max(initial=0.0) < np.finfo(np.float32).max else distances
 
 
 def _put_first(columns: Any, values: Any, first: int, own_value: float) -> None:

@@ -201,6 +201,22 @@ def test_dense_rows_have_the_graph_of_scikit_learn(dtype, mode):
             np.testing.assert_allclose(found.data, wanted.data, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, sp.csr_matrix])
+def test_distances_of_float32_rows_have_the_bits_of_scikit_learn(kind):
+    """scanpy's weights amplify a last bit; of a row's distance to itself scikit-learn's rounding leaves some."""
+    x = kind((np.random.default_rng(8).standard_normal((500, 40)) * np.linspace(9, 0.1, 40)).astype(np.float32))
+    theirs = KNeighborsTransformer(n_neighbors=9, metric="euclidean", algorithm="brute").fit_transform(x)
+    ours = TopNTransformer(9, metric="euclidean").fit_transform(x)
+    np.testing.assert_array_equal(ours.indices, theirs.indices)
+    np.testing.assert_array_equal(*(m.data.astype(np.float32).reshape(500, 10)[:, 1:] for m in (ours, theirs)))
+
+
+def test_distances_beyond_the_squares_of_float32():
+    x = np.array([[3e19, 0], [0, 4e19], [0, 0]], np.float32)
+    found = TopNTransformer(1, metric="euclidean").fit_transform(x)
+    np.testing.assert_allclose(found.data[1::2], [3e19, 4e19, 3e19], rtol=1e-6)
+
+
 def test_dense_similarities():
     x = np.random.default_rng(4).standard_normal((90, 6))
     for metric, every in (("cosine", cosine_similarity(x)), ("inner_product", x @ x.T)):
