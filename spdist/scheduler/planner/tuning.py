@@ -102,6 +102,9 @@ class ChunkTuning:
     # more.
     long_length: int = 1 << 19
     many: int = 64  # number of chunks
+    # number of chunks of an array from which they get longer, up to the longest: a file system takes time for each file
+    most: int = 1 << 10
+    longest: int = 1 << 23
     # Zarr chunks in an object store are long if the memory is at least this multiple of the buffers of all requests
     objects_share: int = 8
 

@@ -152,12 +152,14 @@ class WorkerMemory:
 
     @functools.cached_property
     def chunk_length(self) -> int:
-        """Elements of C's Zarr chunks: a power of two, less if the limit is small."""
+        """Elements of C's Zarr chunks: a power of two, more if C is large, less if the limit is small."""
         chunks = self.tuning.chunks
         most = max(self.usable // (16 * self.tuning.blocks.in_flight) // self.c_entry, 1)
-        many = self._rough_nnz() >= chunks.many * chunks.long_length
+        nnz = self._rough_nnz()
+        many = nnz >= chunks.many * chunks.long_length
         roomy = self.request.to_objects and chunks.objects_share * BYTES_AT_ONCE <= self.usable
-        longest = chunks.long_length if many and (self.request.on_gpu or roomy) else chunks.length
+        least = chunks.long_length if many and (self.request.on_gpu or roomy) else chunks.length
+        longest = min(max(least, 1 << (int(nnz) // chunks.most).bit_length()), chunks.longest)
         return int(min(longest, max(1 << (most.bit_length() - 1), LEAST_CHUNK_LENGTH)))
 
     def _rough_nnz(self) -> float:

@@ -219,3 +219,25 @@ def test_renumbering_takes_what_is_planned(spread):
     np.testing.assert_array_equal(needed[found.indices], columns)
     assert found.shape == (1, len(needed))
     assert peak <= nnz * RENUMBER_BYTES + len(needed) * B_ROW_BYTES + 8 * MIB
+
+
+@pytest.mark.parametrize(("entries", "limit", "length"), [
+    (10**6, 64 << 30, 1 << 17), (1 << 27, 64 << 30, 1 << 18), (8_650_000_000, 64 << 30, 1 << 23),
+    (10**13, 64 << 30, 1 << 23), (8_650_000_000, 2 << 30, 1 << 22),
+])  # fmt: skip
+def test_a_large_c_has_long_zarr_chunks_as_the_memory_allows(monkeypatch, entries, limit, length):
+    m = stored(sp.eye_array(10, format="csr"))
+    limits = row_limits(PlanRequest(m, m, "numba", limit).spec, m, m, row_lengths(m))
+    monkeypatch.setattr(WorkerMemory, "_rough_nnz", lambda memory: float(entries))
+    memory = WorkerMemory(PlanRequest(m, m, "numba", limit), limits, NO_COMPRESSION, limit, True, DEFAULT_TUNING)
+    assert memory.chunk_length == length
+    writing = memory.reserved(False, 1, 3) - memory.reserved(False, 1, 2)
+    assert writing == 2 * length * memory.c_entry <= memory.usable // 8
+
+
+def test_files_of_a_c_of_100_gb():
+    ones = np.ones(93_000)
+    a, b = (stored(sp.csr_array(one)) for one in (ones[:, None], ones[None, :]))
+    plan = make_plan(PlanRequest(a, b, "numba", 8 << 30))
+    assert plan.c.nbytes > 100e9
+    assert 2 * -(-plan.c.nnz // plan.chunk) < 2_900
