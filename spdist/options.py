@@ -44,8 +44,8 @@ def option(default: Any, help: str = "", metavar: str | None = None, **shown: An
 
     `help`: one sentence on the command line.
     `metavar`: its value there.
-    `shown`: ``choices``; ``group``, the title above it; ``flag``, its name there if that is another; ``parts``, a
-    dataclass whose fields are the options that make up this one.
+    `shown`: ``choices``; ``group``, the title above it; ``flag``, its name there if that is another; ``alias``, one
+    more name; ``parts``, a dataclass whose fields are the options that make up this one.
     """
     return field(default=default, metadata={"help": help, "metavar": metavar, **shown})
 
@@ -141,7 +141,9 @@ class ExecutionOptions:
     workers: int | None = option(
         None, "worker processes on this machine; by default none besides this one, or one per GPU if there are several"
     )
-    scheduler: str | Client | Cluster | None = option(None, "use a running Dask scheduler", "ADDRESS")
+    scheduler: str | Client | Cluster | None = option(
+        None, "use a running Dask scheduler: its address, or the file that it wrote", "ADDRESS", alias="scheduler_file"
+    )
     security: Security | None = option(None, parts=KeyFiles)
 
     def check_engine(self) -> None:

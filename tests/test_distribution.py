@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -62,3 +64,62 @@ def test_versions_are_found_by_the_name_of_the_package():
     assert version_of("none-such") is None
     assert probe.versions()["spdist"] == spdist.__version__
     assert record.versions()["spdist"] == spdist.__version__
+
+
+# -- the container's entry point ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def container():
+    """A folder that every user may read, with programs that print what they were asked, and a cache of kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        for name in ("spdist", "dask", "python"):
+            program = root / name
+            program.write_text(f'#!/bin/sh\necho {name} "$@"; echo "$HOME"; echo "$NUMBA_CACHE_DIR"\n')
+            program.chmod(0o755)
+        (root / "cache" / "numba").mkdir(parents=True)
+        (root / "cache" / "numba" / "kernel.nbc").write_text("compiled")
+        (root / "tmp").mkdir()
+        (root / "tmp").chmod(0o777)
+        yield root
+
+
+def enter(root, *words, home=None, user=None):
+    """Return the lines that the program of a container printed: what it was asked, its home, its cache."""
+    environment = {
+        "PATH": f"{root}:/usr/bin:/bin", "TMPDIR": f"{root}/tmp", "HOME": home or str(root),
+        "XDG_CACHE_HOME": f"{root}/cache", "NUMBA_CACHE_DIR": f"{root}/cache/numba",
+    }  # fmt: skip
+    script = shutil.copy(ROOT / "deploy" / "entrypoint.sh", root / "tmp")
+    done = subprocess.run(["/bin/sh", script, *words], env=environment, user=user, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "run"),
+    [
+        (["multiply", "A B", "--json"], "spdist multiply A B --json"),
+        (["spdist", "info"], "spdist info"),
+        ([], "spdist"),
+        (["dask-worker", "--name", "w 1", "tcp://s:1"], "dask worker --name w 1 tcp://s:1"),
+        (["dask-scheduler"], "dask scheduler"),
+        (["dask", "worker"], "dask worker"),
+        (["python", "job.py"], "python job.py"),
+    ],
+)
+def test_the_first_word_names_the_program_of_a_container(container, words, run):
+    assert enter(container, *words) == [run, str(container), f"{container}/cache/numba"]
+
+
+def test_any_user_of_a_container_finds_the_compiled_kernels(container):
+    for folder in ("cache/numba", "cache"):
+        (container / folder).chmod(0o555)
+    for _ in range(2):
+        run, home, cache = enter(container, "info", home="/", user=65_534 if os.getuid() == 0 else None)
+        assert (run, home) == ("spdist info", f"{container}/tmp")
+        assert cache.startswith(f"{container}/tmp/spdist-cache-")
+        assert (Path(cache) / "kernel.nbc").read_text() == "compiled"
+        assert Path(cache).stat().st_mode & 0o200

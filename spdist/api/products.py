@@ -286,9 +286,9 @@ def multiply(
         CPU; with several GPUs, one process for each. A small product is made without Dask, and has no dashboard. The
         CPUs are the ones that this process is bound to, within the quota of its control groups.
     scheduler : str, distributed.Client or cluster, optional
-        A running Dask scheduler, whose workers are used: its address, or a client or cluster of your own
-        (`LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...), with its keys. With "hybrid", workers
-        that see no GPU are cores.
+        A running Dask scheduler, whose workers are used: its address, the ``.json`` that it wrote
+        (``dask scheduler --scheduler-file``), or a client or cluster of your own (`LocalCluster`, `SLURMCluster`,
+        `KubeCluster`, `GatewayCluster`, ...), with its keys. With "hybrid", workers that see no GPU are cores.
     security : distributed.Security, optional
         Keys for a scheduler at ``tls://``. By default the keys of the client or cluster, of Dask's configuration
         (``distributed.comm.tls``), or of `workers` if it started the scheduler.

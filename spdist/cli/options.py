@@ -130,7 +130,8 @@ def add_mode(sub: argparse.ArgumentParser, **texts: str) -> None:
 
 
 def _add_option(sub: argparse._ActionsContainer, one: Field[Any], text: str) -> None:
-    flag = f"--{one.metadata.get('flag', one.name).replace('_', '-')}"
+    names = one.metadata.get("flag", one.name), one.metadata.get("alias")
+    flags = [f"--{name.replace('_', '-')}" for name in names if name]
     shown = {name: value for name in ("metavar", "choices") if (value := one.metadata.get(name)) is not None}
     if one.type == "bool":
         shown["action"] = "store_false" if one.default else "store_true"
@@ -138,7 +139,7 @@ def _add_option(sub: argparse._ActionsContainer, one: Field[Any], text: str) -> 
         shown["action"] = argparse.BooleanOptionalAction
     else:
         shown["type"] = PARSERS.get(one.type)
-    sub.add_argument(flag, dest=one.name, default=one.default, help=text, **shown)
+    sub.add_argument(*flags, dest=one.name, default=one.default, help=text, **shown)
 
 
 def given(args: argparse.Namespace, *wanted: str | type) -> dict[str, Any]:

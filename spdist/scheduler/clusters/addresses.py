@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import struct
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -35,7 +37,8 @@ class SchedulerRefusedError(Exception):
 def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security | None]:
     """Return the address and the keys of the scheduler that the caller names, or has a client or a cluster of.
 
-    `scheduler`: A cluster is any of Dask's: `LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...
+    `scheduler`: A string that ends in ``.json`` is the path of a file that a scheduler wrote. A cluster is any of
+    Dask's: `LocalCluster`, `SLURMCluster`, `KubeCluster`, `GatewayCluster`, ...
     `given`: the caller's keys; they override the client's or cluster's.
     Returns (str, Security or None).
     Raises `InputError` if it is something else, closed, or asynchronous.
@@ -46,7 +49,7 @@ def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security 
     ('tcp://node1:8786', None)
     """
     if isinstance(scheduler, str):
-        return scheduler, given
+        return _written_address(scheduler) if scheduler.endswith(".json") else scheduler, given
     kind = type(scheduler).__name__
     if isinstance(scheduler, Cluster):
         address = scheduler.scheduler_address
@@ -63,6 +66,17 @@ def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security 
     if status != "running" or not address:
         raise InputError(f"scheduler is a {kind} that is {status}, not running: give one that is connected")
     return address, given or scheduler.security
+
+
+def _written_address(path: str) -> str:
+    """Return the address that ``dask scheduler --scheduler-file`` wrote."""
+    try:
+        return str(json.loads(Path(path).read_text())["address"])
+    except OSError as error:
+        problem = str(error.strerror)
+    except (ValueError, TypeError, KeyError):
+        problem = "it holds no address"
+    raise InputError(f"scheduler={path!r}: {problem}; start `dask scheduler --scheduler-file {path}` first")
 
 
 def check_address(address: str, security: Security) -> SplitResult:

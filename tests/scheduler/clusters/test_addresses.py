@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import socket
 import struct
@@ -15,7 +16,7 @@ from distributed import LocalCluster, Security
 
 from spdist.errors import InputError
 from spdist.scheduler.clusters import addresses
-from spdist.scheduler.clusters.addresses import wait_until_reachable
+from spdist.scheduler.clusters.addresses import of_scheduler, wait_until_reachable
 from spdist.scheduler.executors.clients import running_scheduler
 from spdist.scheduler.executors.clients.cluster import connect
 
@@ -35,6 +36,22 @@ def service(greeting: bytes) -> Iterator[str]:
 
         threading.Thread(target=serve, daemon=True).start()
         yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_the_file_that_a_scheduler_wrote(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = tmp_path / "scheduler.json"
+    with pytest.raises(
+        InputError, match=r"'scheduler\.json': No such file or directory; start `dask scheduler --scheduler-file"
+    ):
+        of_scheduler("scheduler.json", None)
+    for text in ("", "[]", "{}"):
+        written.write_text(text)
+        with pytest.raises(InputError, match="holds no address"):
+            of_scheduler("scheduler.json", None)
+    with LocalCluster(n_workers=0, dashboard_address=None, protocol="tcp") as cluster:
+        written.write_text(json.dumps(cluster.scheduler.identity()))
+        assert of_scheduler("scheduler.json", None) == (cluster.scheduler_address, None)
 
 
 @pytest.mark.parametrize(
