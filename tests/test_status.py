@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 
 import pytest
 import scipy.sparse as sp
@@ -12,7 +14,7 @@ import spdist
 from spdist.api import products as api
 from spdist.cli import main
 from spdist.errors import MatrixError
-from spdist.scheduler.execution import journal
+from spdist.scheduler.execution import journal, unfinished
 from spdist.scheduler.execution.journal import JournalTuning
 from spdist.scheduler.execution.unfinished import read_plan
 from spdist.storage import lock
@@ -35,10 +37,11 @@ def stopped_run(tmp_path, scheduler, monkeypatch):
     a, c = tmp_path / "A.zarr", tmp_path / "C.zarr"
     api.save(a, random_matrix(400, 400, 5, 1))
 
-    def run(**options):
+    def run(said=lambda now: None, **options):
         seen = []
 
         def progress(now):
+            said(now)
             seen.append(api.status(c))
             if seen[-1].get("rows_done"):
                 raise StopError
@@ -80,6 +83,31 @@ def test_a_run_is_running_then_stopped_then_complete(stopped_run, scheduler, cap
     a = c.with_name("A.zarr")
     api.multiply(a, a, c, resume=True, scheduler=scheduler)
     assert api.status(c) == {"matrix": str(c), "state": "complete", "remedy": "none"}
+
+
+def test_what_was_said_of_a_run_is_told_until_c_is_whole(stopped_run, scheduler, capsys):
+    def told(now):
+        logging.getLogger("spdist").warning("worker %s was lost: its 2 blocks are computed again", "tls://w:1")
+
+    c, _ = stopped_run(said=told)
+    events = api.status(c)["events"]
+    assert re.fullmatch(r"\S+T\S+ worker tls://w:1 was lost: its 2 blocks are computed again", events[0])
+    assert main(["status", str(c)]) == 0
+    assert "worker tls://w:1 was lost" in " ".join(capsys.readouterr().out.split())
+
+    a = c.with_name("A.zarr")
+    api.multiply(a, a, c, resume=True, scheduler=scheduler)
+    assert api.status(c) == {"matrix": str(c), "state": "complete", "remedy": "none"}
+    assert not list(c.glob("spdist-*"))
+
+
+def test_events_are_few_and_of_no_weight(tmp_path, monkeypatch):
+    monkeypatch.setattr(unfinished, "MOST_EVENTS", 3)
+    for number in range(5):
+        unfinished.note_event(str(tmp_path), number, str(number))
+    assert [event["text"] for event in unfinished.read_events(str(tmp_path))] == ["2", "3", "4"]
+    (tmp_path / "spdist-events").write_text("damaged")
+    unfinished.note_event(str(tmp_path), 6.0, "not told, and no error")
 
 
 def test_a_replacement_leaves_a_complete_matrix(stopped_run, tmp_path):

@@ -482,9 +482,10 @@ def status(target: str | Path) -> dict[str, Any]:
     -------
     dict
         ``state``: ``running``, ``stopped`` or ``complete``; ``remedy``: what to do next. If part of C is there,
-        ``blocks_done`` of ``blocks``, ``rows_done`` of ``rows``, ``entries_durable``, and ``last_write`` (UTC). If a
-        run holds the target, ``run`` names it and ``sign_of_life`` says when it last gave one. ``replaces`` is there if
-        the target is a complete matrix that the run will replace.
+        ``blocks_done`` of ``blocks``, ``rows_done`` of ``rows``, ``entries_durable``, ``last_write`` (UTC), and
+        ``events``: what was said of the run, such as workers that were lost. If a run holds the target, ``run`` names
+        it and ``sign_of_life`` says when it last gave one. ``replaces`` is there if the target is a complete matrix
+        that the run will replace.
 
     Raises
     ------

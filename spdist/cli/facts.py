@@ -44,4 +44,6 @@ def _row(name: str, value: Any, facts: dict[str, Any]) -> tuple[str, str]:
         return name, " x ".join(f"{size:,}" for size in value)
     if name == "block_size":
         return "block size", f"{value[0]} x {value[1]}"
+    if name == "events":
+        return name, "; ".join(value)
     return name, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from spdist.errors import CorruptError, MatrixError
 from spdist.foundation.units import counted
 from spdist.jobs.target import replacement_path
-from spdist.scheduler.execution.unfinished import Checkpoint, read_journal, read_plan
+from spdist.scheduler.execution.unfinished import Checkpoint, read_events, read_journal, read_plan
 from spdist.storage import groups
 from spdist.storage.notes import UNFINISHED_NOTES, note_path
 from spdist.storage.targets.holder import Holder, holder_of
@@ -72,8 +73,15 @@ def _progress(url: str) -> dict[str, Any]:
         facts |= {"blocks_done": done, "blocks": len(plan.blocks), "rows_done": front.row, "rows": plan.a.shape[0]}
     facts["entries_durable"] = front.nnz
     if written:
-        facts["last_write"] = datetime.fromtimestamp(max(written), UTC).isoformat(timespec="seconds")
+        facts["last_write"] = _time(max(written))
+    with contextlib.suppress(CorruptError):
+        if events := read_events(url):
+            facts["events"] = [f"{_time(event['at'])} {event['text']}" for event in events]
     return facts
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _remedy(state: str, holder: Holder | None, is_unfinished: bool) -> str:

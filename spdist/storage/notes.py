@@ -19,7 +19,7 @@ from spdist.stores.registry import at
 NOTE_FORMAT = 1
 """Format of notes, written and read by this version of spdist."""
 
-UNFINISHED_NOTES = ("plan", "journal")
+UNFINISHED_NOTES = ("plan", "journal", "events")
 """Notes that only an unfinished group has."""
 
 

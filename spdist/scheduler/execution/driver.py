@@ -24,6 +24,7 @@ from spdist.scheduler.execution.journal import Journal, UnseenChunkError
 from spdist.scheduler.execution.records import JobSpec, Outcome
 from spdist.scheduler.execution.stages import CommitTarget
 from spdist.scheduler.execution.telemetry import InFlight, Progress, RunCallbacks, add_totals
+from spdist.scheduler.execution.unfinished import note_event
 from spdist.scheduler.execution.window import BlockInFlight, BlockWindow, SharedChunks
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage.checksums import Checksums
@@ -302,6 +303,7 @@ def execute(
     """
     journal = Journal(layout)
     title, row = family_of(layout.url), journal.checkpoint.row
+    callbacks = callbacks.with_events(functools.partial(note_event, layout.url))
     with (
         executor.running(draft, plan, layout.url, callbacks.on_timings),
         announced_run(executor, draft, plan, callbacks, title, row) as (reports, announcer),

@@ -82,6 +82,17 @@ class RunCallbacks:
 
         return replace(self, progress=both)
 
+    def with_events(self, take: Callable[[float, str], None]) -> RunCallbacks:
+        """Return the callbacks with a function that takes what is said of the run: seconds since 1970, and words."""
+        mine = self.on_message
+
+        def both(message: dict[str, Any]) -> None:
+            mine(message)
+            if message["what"] == "event":
+                take(message["at"], message["content"]["text"])
+
+        return replace(self, on_message=both)
+
 
 class StageRecorder:
     """Timings and totals of all stages of one job on one worker; safe to use from several threads."""

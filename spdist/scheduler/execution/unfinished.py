@@ -5,18 +5,26 @@ The journal holds the crc32c of every durable Zarr chunk, so that a resumed run 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
+from spdist.errors import SpdistError
 from spdist.matrices.dtypes import Int64Array
 from spdist.scheduler.planner.plan import Plan
 from spdist.storage import groups, notes
 from spdist.storage.checksums import Checksums, digest_of
 
-PLAN, JOURNAL = notes.UNFINISHED_NOTES
-"""Names of the notes in an unfinished C that hold its plan and its journal."""
+PLAN, JOURNAL, EVENTS = notes.UNFINISHED_NOTES
+"""Names of the notes in an unfinished C that hold its plan, its journal, and what was said of its runs."""
+MOST_EVENTS = 100
+"""Events that are kept; the oldest are left out."""
+
+_EVENTS_LOCK = threading.Lock()
 
 _FOREIGN = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """Errors that whole notes of another version of spdist make."""
@@ -135,3 +143,22 @@ def _json(facts: object) -> bytes:
 def plan_digest(url: str) -> str:
     """Return a digest of the plan of an unfinished C, to which its journal belongs."""
     return digest_of(notes.read_note(url, PLAN) or b"")
+
+
+def note_event(url: str, at: float, text: str) -> None:
+    """Add what was said of a run to an unfinished C; a place that cannot be written is for the run itself to report.
+
+    `at`: seconds since 1970.
+    """
+    with _EVENTS_LOCK, contextlib.suppress(OSError, SpdistError):
+        events = [*read_events(url), {"at": at, "text": text}][-MOST_EVENTS:]
+        notes.write_note(url, EVENTS, _json(events))
+
+
+def read_events(url: str) -> list[dict[str, Any]]:
+    """Return what was said of the runs of an unfinished C: ``at``, seconds since 1970, and ``text``.
+
+    Raises `CorruptError` if the note is damaged.
+    """
+    content = notes.read_note(url, EVENTS)
+    return [] if content is None else json.loads(content)

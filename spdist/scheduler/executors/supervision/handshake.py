@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ logger = logging.getLogger("spdist")
 ANSWER_SECONDS = 60.0
 """Seconds in which workers that this process started must answer: a busy worker answers between two tasks, a hung file
 system never. For others `clusters.client` says how long."""
+LEAST_ROOM = 16 << 20
+"""Bytes below which no product is planned for what a worker has left."""
 POLL_SECONDS = 0.1
 """Seconds between two looks for workers while no worker is there."""
 EXACT = "dask", "distributed"
@@ -287,16 +290,19 @@ def memory_problem(answer: dict[str, Any], info: dict[str, Any], need: int) -> s
     """
     if info.get("nthreads", 1) < 1:
         return "has no threads: start it with --nthreads 1 or more"
-    limit, of = answer["host_limit"], "of its host or control group"
+    limit, of, usable = answer["host_limit"], "of its host or control group", 1.0
     share = int(answer["memory_share"] * (info.get("memory_limit") or 0))
     if 0 < share < limit:
+        usable = answer["memory_share"]
         limit, of = share, f"({answer['memory_share']:.0%} of its --memory-limit, where Dask pauses it)"
     if need + answer["resident"] <= limit:
         return ""
-    room = max(limit - answer["resident"], 0)
+    least = math.ceil((need + answer["resident"]) / usable)
+    room = limit - answer["resident"]
+    smaller = f", or plan with memory_limit={format_bytes(room)}" if room >= LEAST_ROOM else ""
     return (
         f"has {format_bytes(limit)} of memory {of}, {format_bytes(answer['resident'])} of it in use, and the plan "
-        f"needs {format_bytes(need)} more: start it with more memory, or plan with memory_limit={format_bytes(room)}"
+        f"needs {format_bytes(need)} more: start it with {format_bytes(least)} or more{smaller}"
     )
 
 

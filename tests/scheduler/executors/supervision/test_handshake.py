@@ -35,7 +35,7 @@ MISFITS = {
     "little memory": (
         "",
         ("--memory-limit", "100MiB"),
-        r"has 80.00 MiB of memory \(80% of its --memory-limit.*plan w",
+        r"has 80.00 MiB of memory \(80% of its --memory-limit.*: start it with 1",
     ),
 }
 
@@ -151,6 +151,13 @@ def test_memory_of_a_worker(limit, share, fits):
     problem = memory_problem(answer, {"memory_limit": limit << 20, "nthreads": 1}, 300 << 20)
     assert (problem == "") == fits
     assert memory_problem(answer, {"memory_limit": limit << 20}, 901 << 20)
+    if problem:
+        assert problem.endswith(
+            "needs 300.00 MiB more: start it with 571.43 MiB or more, or plan with memory_limit=180.00 MiB"
+        )
+    full = memory_problem(answer | {"resident": 990 << 20}, {"memory_limit": limit << 20}, 300 << 20)
+    assert "plan with" not in full
+    assert "start it with 1." in full
     assert "has no threads" in memory_problem(answer, {"nthreads": 0}, 0)
 
 
