@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spdist.errors import CorruptError, MatrixError
+from spdist.errors import CorruptError, MatrixError, ResumeError
 from spdist.foundation.units import counted
 from spdist.jobs.target import replacement_path
 from spdist.scheduler.execution.unfinished import Checkpoint, read_events, read_journal, read_plan
@@ -74,7 +74,7 @@ def _progress(url: str) -> dict[str, Any]:
     facts["entries_durable"] = front.nnz
     if written:
         facts["last_write"] = _time(max(written))
-    with contextlib.suppress(CorruptError):
+    with contextlib.suppress(CorruptError, ResumeError):
         if events := read_events(url):
             facts["events"] = [f"{_time(event['at'])} {event['text']}" for event in events]
     return facts

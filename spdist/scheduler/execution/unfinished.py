@@ -152,13 +152,18 @@ def note_event(url: str, at: float, text: str) -> None:
     """
     with _EVENTS_LOCK, contextlib.suppress(OSError, SpdistError):
         events = [*read_events(url), {"at": at, "text": text}][-MOST_EVENTS:]
-        notes.write_note(url, EVENTS, _json(events))
+        notes.write_note(url, EVENTS, _json({"events": events}))
 
 
 def read_events(url: str) -> list[dict[str, Any]]:
     """Return what was said of the runs of an unfinished C: ``at``, seconds since 1970, and ``text``.
 
     Raises `CorruptError` if the note is damaged.
+    Raises `ResumeError` if another version of spdist wrote it.
     """
     content = notes.read_note(url, EVENTS)
-    return [] if content is None else json.loads(content)
+    try:
+        found = [] if content is None else json.loads(content)["events"]
+        return [{"at": float(event["at"]), "text": str(event["text"])} for event in found]
+    except _FOREIGN as error:
+        raise notes.foreign_note(url, EVENTS) from error

@@ -17,7 +17,14 @@ from spdist.api import products as api
 from spdist.errors import CorruptError, ResumeError
 from spdist.scheduler.execution import recovery, unfinished
 from spdist.scheduler.execution.journal import Journal, is_seen
-from spdist.scheduler.execution.unfinished import Checkpoint, DurablePart, read_journal, read_plan, write_plan
+from spdist.scheduler.execution.unfinished import (
+    Checkpoint,
+    DurablePart,
+    read_events,
+    read_journal,
+    read_plan,
+    write_plan,
+)
 from spdist.storage import groups, notes
 from spdist.storage.writer import Layout
 from tests.conftest import random_matrix
@@ -216,7 +223,7 @@ HOSTILE = [
 @pytest.mark.parametrize("note", notes.UNFINISHED_NOTES)
 def test_any_content_is_one_line(tmp_path, note, content):
     layout = layout_of(tmp_path)
-    read = {"plan": read_plan, "journal": read_journal}[note]
+    read = {"plan": read_plan, "journal": read_journal, "events": read_events}[note]
     Path(layout.url, f"spdist-{note}").write_bytes(content)
     with pytest.raises((CorruptError, ResumeError), match=rf"^[^\n]*spdist-{note} [^\n]*--overwrite$"):
         read(layout.url)
