@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from spdist.operators.prepare import open_operator, operator
     from spdist.operators.prepare import sell_operator as sell
     from spdist.operators.solvers import Solution, conjugate_gradient
+    from spdist.scheduler.clusters.addresses import scheduler_address
     from spdist.scheduler.clusters.security import cluster_security
     from spdist.scheduler.executors.clients.cluster import workers
     from spdist.shown import without_secrets
@@ -110,6 +111,7 @@ _HOME = {
     "VBR": "spdist.matrices.vbr",
     "open_vbr": "spdist.storage.vbr",
     "cluster_security": "spdist.scheduler.clusters.security",
+    "scheduler_address": "spdist.scheduler.clusters.addresses",
     "without_secrets": "spdist.shown",
     "workers": "spdist.scheduler.executors.clients.cluster",
 }
@@ -172,6 +174,7 @@ __all__ = [
     "plan",
     "reduce",
     "save",
+    "scheduler_address",
     "sell",
     "shortest_paths",
     "similarity",

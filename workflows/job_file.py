@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import typing
 from collections.abc import Callable, Sequence
@@ -279,14 +278,10 @@ def local(url: str) -> Path | None:
 
 
 def scheduler_address(path: str) -> str:
-    """Return the address that `dask scheduler --scheduler-file` wrote.
+    """Return the address in a scheduler's file; raise `JobError` if it is missing, or holds no address."""
+    import spdist
 
-    Raises `JobError` if the file is missing, or holds no address.
-    """
     try:
-        return str(json.loads(Path(path).read_text())["address"])
-    except OSError as error:
-        problem = str(error.strerror)
-    except (ValueError, TypeError, KeyError):
-        problem = "it holds no address"
-    raise JobError(f"scheduler_file: {path!r}: {problem}; start `dask scheduler --scheduler-file {path}` first")
+        return spdist.scheduler_address(path)
+    except spdist.InputError as error:
+        raise JobError(str(error)) from None

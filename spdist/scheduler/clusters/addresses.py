@@ -49,7 +49,7 @@ def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security 
     ('tcp://node1:8786', None)
     """
     if isinstance(scheduler, str):
-        return _written_address(scheduler) if scheduler.endswith(".json") else scheduler, given
+        return scheduler_address(scheduler) if scheduler.endswith(".json") else scheduler, given
     kind = type(scheduler).__name__
     if isinstance(scheduler, Cluster):
         address = scheduler.scheduler_address
@@ -68,15 +68,35 @@ def of_scheduler(scheduler: Any, given: Security | None) -> tuple[str, Security 
     return address, given or scheduler.security
 
 
-def _written_address(path: str) -> str:
-    """Return the address that ``dask scheduler --scheduler-file`` wrote."""
+def scheduler_address(file: str | Path) -> str:
+    """Return the address in the file that ``dask scheduler --scheduler-file`` wrote.
+
+    Parameters
+    ----------
+    file : str or Path
+
+    Returns
+    -------
+    str
+        Such as ``tls://10.0.0.1:8786``; `multiply` and others take it as `scheduler`.
+
+    Raises
+    ------
+    InputError
+        If there is no such file, or it holds no address.
+
+    Examples
+    --------
+    >>> scheduler_address("scheduler.json")  # doctest: +SKIP
+    'tls://10.0.0.1:8786'
+    """
     try:
-        return str(json.loads(Path(path).read_text())["address"])
+        return str(json.loads(Path(file).read_text())["address"])
     except OSError as error:
         problem = str(error.strerror)
     except (ValueError, TypeError, KeyError):
         problem = "it holds no address"
-    raise InputError(f"scheduler={path!r}: {problem}; start `dask scheduler --scheduler-file {path}` first")
+    raise InputError(f"scheduler_file: {str(file)!r}: {problem}; start `dask scheduler --scheduler-file {file}` first")
 
 
 def check_address(address: str, security: Security) -> SplitResult:
