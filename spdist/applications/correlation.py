@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from spdist.applications.files import beside, imported
-from spdist.applications.operands import check_values, opened, parts, place_of_result
+from spdist.applications.operands import check_same_place, check_values, opened, parts, place_of_result
 from spdist.applications.pairs import multiply_pairs
 from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
@@ -34,6 +34,8 @@ def correlation(
     a: Any,
     out: str | Path | None = None,
     *,
+    other: Any = None,
+    mask: Any = None,
     measure: Comoment = "correlation",
     top_n: int | None = None,
     threshold: float | None = None,
@@ -42,10 +44,10 @@ def correlation(
     callbacks: Callbacks | None = None,
     **keywords: Unpack[TaskKeywords],
 ) -> Any:
-    """Correlate the columns of a matrix; entries that are not stored count as zeros.
+    """Correlate the columns of a matrix, or with another one's; entries that are not stored count as zeros.
 
-    All pairs of columns are compared, those without a common row too: C has up to m^2 entries, unless `top_n` or
-    `threshold` cut it. Rows of A are the observations, as in `pandas.DataFrame.corr`.
+    All pairs of columns are compared, those without a common row too: C has up to m^2 entries, unless `mask`, `top_n`
+    or `threshold` cut it. Rows of A are the observations, as in `pandas.DataFrame.corr`.
 
     Parameters
     ----------
@@ -53,15 +55,21 @@ def correlation(
         Real and finite; at least two rows. A file is imported to a temporary matrix beside C.
     out : str or Path, optional
         Where to store C; required for a stored matrix and for a file. Rows and columns have the names of A's columns.
+    other : (n, k) matrix, optional
+        Its columns are the second ones of pairs: row i of both matrices is the same observation. It is where A is, in
+        memory or stored; C is then m x k, and each pair is compared.
+    mask : (m, m) or (m, k) matrix, optional
+        The pairs to compare are its entries, those on the diagonal too. It is where A is.
     measure : {"correlation", "covariance"}
         Pearson's correlation, or the covariance with n - 1 in the denominator. A column of equal values has no
         correlations: its row is empty.
     top_n : int, optional
-        Number of columns to keep for each column, largest values first. A column is then not compared with itself.
+        Number of columns to keep for each column, largest values first. A column is then not compared with itself,
+        except where `mask` has the pair.
     threshold : float, optional
-        Least value to keep. A column is then not compared with itself.
+        Least value to keep. A column is then not compared with itself, except where `mask` has the pair.
     triangle : {"upper"}, optional
-        Store each pair of different columns once, above the diagonal.
+        Store each pair of different columns of one matrix once, above the diagonal.
     check : bool
         Verify a stored C at the end.
     callbacks, engine, memory_limit, host_limit, workers, scheduler, security, resume, overwrite, steal, names
@@ -71,7 +79,7 @@ def correlation(
 
     Returns
     -------
-    (m, m) csr_array or Report
+    (m, m) or (m, k) csr_array or Report
         Float64; in memory if the matrix is; the report of a stored C.
 
     Raises
@@ -96,18 +104,37 @@ def correlation(
     if measure not in MEASURES:
         raise InputError(f"measure={measure!r} is not one of {', '.join(MEASURES)}")
     ProductSpec(top_n=top_n, threshold=threshold, triangle=triangle)  # raises for invalid values
+    if other is not None and triangle is not None:
+        raise InputError(f"triangle={triangle!r}: pairs of two matrices' columns have no triangle; leave it out")
     with imported(a, beside(out, "correlations", keywords), keywords, duplicates="sum") as operand:
         matrix = opened(operand, "correlations")
         place = place_of_result(out, matrix, "correlations")
         if matrix.shape[0] < 2:
             raise InputError(f"a matrix of {matrix.shape[0]} rows has no correlations: at least two are needed")
-        check_values(matrix, np.isfinite, "finite real values")
-        moments = _moments(matrix, measure)
+        second = None if other is None else _second(other, matrix)
+        both = (matrix,) if second is None else (matrix, second)
+        for m in both:
+            check_values(m, np.isfinite, "finite real values")
+        moments = [_moments(m, measure) for m in both]
+        whole = (top_n, threshold, triangle) == (None, None, None)
         return multiply_pairs(
-            matrix, place, {"top_n": top_n, "threshold": threshold, "triangle": triangle}, keywords, by_columns=True,
-            with_own=(top_n, threshold, triangle) == (None, None, None), change=(moments.scaled, np.dtype(np.float64)),
-            last=(moments.row(1), moments.row(-1)), check=check, callbacks=callbacks,
+            matrix, place, {"mask": mask, "top_n": top_n, "threshold": threshold, "triangle": triangle}, keywords,
+            by_columns=True, other=second, with_own=whole or mask is not None,
+            change=([m.scaled for m in moments], np.dtype(np.float64)), last=(moments[0].row(1), moments[-1].row(-1)),
+            check=check, callbacks=callbacks,
         )  # fmt: skip
+
+
+def _second(other: Any, first: Any) -> Any:
+    """Return the matrix whose columns are the second ones of pairs, opened and checked."""
+    second = opened(other, "correlations")
+    check_same_place(first, second)
+    if second.shape[0] != first.shape[0]:
+        raise InputError(
+            f"{first.shape[0]:,} rows and {second.shape[0]:,} rows are not the same observations: correlation takes "
+            f"matrices of equally many rows"
+        )
+    return second
 
 
 class _Moments(NamedTuple):

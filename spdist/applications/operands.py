@@ -51,6 +51,14 @@ def parts(m: Any) -> Iterator[tuple[int, CSR]]:
         yield start, m.rows(start, stop)
 
 
+def check_same_place(first: Any, second: Any) -> None:
+    """Raise if one of two opened matrices is stored and one in memory."""
+    if isinstance(first, StoredMatrix) != isinstance(second, StoredMatrix):
+        raise InputError(
+            "the two matrices are not both stored, nor both in memory: spdist.save('A.zarr', m) stores a matrix"
+        )
+
+
 def name_of(m: Any) -> str:
     """Return the name of a matrix in messages."""
     return m.url if isinstance(m, StoredMatrix) else "the matrix"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,42 +22,54 @@ Change = Callable[[CSR], CSR]
 
 def multiply_pairs(
     matrix: Any, place: str, options: dict[str, Any], keywords: ApplicationKeywords, *, by_columns: bool = False,
-    other: Any = None, with_own: bool = False, change: tuple[Change, np.dtype[Any]] | None = None,
+    other: Any = None, with_own: bool = False, change: tuple[Sequence[Change], np.dtype[Any]] | None = None,
     last: tuple[CSR, CSR] | None = None, check: bool = False, callbacks: Callbacks | None = None,
 ) -> Any:  # fmt: skip
     """Multiply a matrix by its transpose, or by another one's.
 
     `place`: where C goes, normalised; empty if it stays in memory.
-    `options`: of the product: semiring, epilogue, threshold, top-n, triangle.
+    `options`: of the product: semiring, epilogue, threshold, top-n, triangle; a mask, if `with_own`.
     `by_columns`: whether pairs are columns, ``A.T @ A``, or rows, ``A @ A.T``.
     `other`: a matrix that lies where `matrix` does, whose rows are the second ones of pairs.
     `with_own`: whether C has the diagonal, where it is of pairs of one matrix.
-    `change`: (callable, dtype), optional: changes rows before they are multiplied, to values of this dtype.
+    `change`: (callables, dtype), optional: change rows before they are multiplied, to values of this dtype; one for
+    both operands, or one for each.
     `last`: a row to add to the first and to the second operand, after the change.
     `check, callbacks`: as in `multiply`.
     Returns C in memory if the matrix is in memory, else the report of a stored C.
     """
     both = [matrix] if other is None and last is None else [matrix, matrix if other is None else other]
+    changes = [] if change is None else [change[0][min(at, len(change[0]) - 1)] for at in range(len(both))]
     first, second = (int(both[at].shape[1 if by_columns else 0]) for at in (0, -1))
     check_axes(place, (first, second))
     itself = sp.eye_array(first, dtype=bool).tocsr() if other is None and not with_own else None
     side = {"transpose_a" if by_columns else "transpose_b": True}
     every = {**options, **side, "complement": itself is not None, **select(keywords, WhereKeywords)}
     if not isinstance(matrix, StoredMatrix):
-        rows = [m if change is None else change[0](next(parts(m))[1]).to_scipy() for m in both]
+        rows = (
+            both
+            if change is None
+            else [changed(next(parts(m))[1]).to_scipy() for m, changed in zip(both, changes, strict=True)]
+        )
         if last is not None:
             rows = [sp.vstack([m, end.to_scipy()], format="csr") for m, end in zip(rows, last, strict=True)]
-        c = sp.csr_array(api.matmul(rows[0], rows[-1], mask=itself, **every))
+        c = sp.csr_array(api.matmul(rows[0], rows[-1], **every | ({} if itself is None else {"mask": itself})))
         return api.save(place, c, **mode_of(keywords)) if place else c
     every |= {"check": check, "callbacks": callbacks, **select(keywords, TargetKeywords)}
     wanted = "changed", "changed-other", "itself"
     with hold_target(place, steal=keywords.get("steal", False)), scratch(place, *wanted) as (*copies, mask):
         if change is not None:
-            changed, dtype = change
+            _, dtype = change
             names = keywords.get("names", True)
             both = [
-                copy_of(m, copy, lambda _, part: changed(part), dtype, names, end)
-                for m, copy, end in zip(both, copies, last or (None, None), strict=False)
+                copy_of(m, copy, _of_rows(changed), dtype, names, end)
+                for m, changed, copy, end in zip(both, changes, copies, last or (None, None), strict=False)
             ]
-        without = None if itself is None else api.save(mask, itself)
-        return api.multiply(both[0], both[-1], place, mask=without, **every)
+        if itself is not None:
+            every["mask"] = api.save(mask, itself)
+        return api.multiply(both[0], both[-1], place, **every)
+
+
+def _of_rows(changed: Change) -> Callable[[int, CSR], CSR]:
+    """Return a change of rows wherever they are."""
+    return lambda _, rows: changed(rows)

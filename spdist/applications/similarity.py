@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, get_args
 import numpy as np
 
 from spdist.applications.files import beside, imported
-from spdist.applications.operands import check_values, opened, place_of_result
+from spdist.applications.operands import check_same_place, check_values, opened, place_of_result
 from spdist.applications.pairs import multiply_pairs
 from spdist.errors import InputError
 from spdist.jobs.report import Callbacks
@@ -16,7 +16,6 @@ from spdist.kernels.product_spec import ProductSpec
 from spdist.matrices.csr import CSR
 from spdist.options import ExecutionOptions, TaskKeywords, lists_keywords, options_of
 from spdist.storage.foreign import versions
-from spdist.storage.matrix import StoredMatrix
 
 Metric = Literal["cosine", "inner_product"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -100,7 +99,7 @@ def similarity(
         dtype = dtype if dtype.kind == "f" or metric != "cosine" else np.dtype(np.float64)
         least = np.finfo(dtype).tiny if dtype.kind == "f" else 1  # rows that share nothing are not similar
         options = {"top_n": top_n, "threshold": max(threshold, float(least))}
-        change = None if metric != "cosine" else (lambda rows: _unit_rows(rows, dtype), dtype)
+        change = None if metric != "cosine" else ([lambda rows: _unit_rows(rows, dtype)], dtype)
         return multiply_pairs(
             matrix, place, options, keywords, other=other, change=change, check=check, callbacks=callbacks
         )
@@ -109,10 +108,7 @@ def similarity(
 def _corpus(corpus: Any, queries: Any) -> Any:
     """Return the rows to search, where the queries are: in memory, or stored."""
     other = opened(corpus, "similarities")
-    if isinstance(other, StoredMatrix) != isinstance(queries, StoredMatrix):
-        raise InputError(
-            "the rows and the corpus are not both stored, nor both in memory: spdist.save('A.zarr', m) stores a matrix"
-        )
+    check_same_place(queries, other)
     if other.shape[1] != queries.shape[1]:
         raise InputError(f"rows of {queries.shape[1]:,} columns cannot be compared with rows of {other.shape[1]:,}")
     return other

@@ -51,6 +51,8 @@ def add_application_verbs(verbs: Verbs) -> None:
     text = "Pearson's correlation of each pair of columns, or their covariance"
     sub = verbs.add("correlation", _correlation, text, a=FILE, c=PRODUCT)
     sub.add_argument("--measure", help="correlation (default) or covariance")
+    sub.add_argument("--other", metavar="B", help="correlate with the columns of this matrix, by default of A")
+    sub.add_argument("--mask", metavar="M", help="compare the pairs that are entries of this matrix")
     _add_pairs(sub)
     add_options(sub, FileKeywords)
     sub = verbs.add("triangles", _triangles, "count the triangles of a graph", graph=GRAPH)
@@ -183,7 +185,7 @@ def _cooccurrence(args: argparse.Namespace) -> int:
 def _correlation(args: argparse.Namespace) -> int:
     from spdist.applications.correlation import correlation
 
-    own = chosen(args, "measure", "threshold", "top_n", "triangle")
+    own = chosen(args, "measure", "other", "mask", "threshold", "top_n", "triangle")
     return _stored(correlation, args, own | given(args, TaskKeywords, "check"))
 
 

@@ -80,6 +80,45 @@ def test_pairs_that_are_kept(options, is_stored, stored, tmp_path):
     np.testing.assert_allclose(found.toarray(), wanted, atol=1e-12)
 
 
+@pytest.mark.parametrize("measure", ["correlation", "covariance"])
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("options", [{}, {"top_n": 3}, {"mask": True}])
+def test_columns_of_two_matrices(measure, is_stored, options, stored, tmp_path):
+    a, b = values(seed=3).tolil(), values(ncols=14, seed=4).tolil()
+    a[:, 2], b[:, 5] = a[:, [2]].toarray() + 7, b[:, [5]].toarray() - 3  # full columns, with a large mean
+    a, b = a.tocsr(), b.tocsr()
+    wanted = expected(sp.hstack([a, b]), measure)[:25, 25:]
+    mask = sp.csr_array(random_matrix(25, 14, 2, 8))
+    if "mask" in options:
+        wanted = np.where(mask.toarray() != 0, wanted, 0)
+        options = {"mask": stored("M", mask) if is_stored else mask}
+    if "top_n" in options:
+        wanted = np.where(wanted >= np.sort(wanted, axis=1)[:, -3:-2], wanted, 0)
+    if is_stored:
+        b = stored("B", b)
+        spdist.correlation(stored("A", a), tmp_path / "C.zarr", other=b, measure=measure, check=True, **options)
+        found = spdist.open(tmp_path / "C.zarr").to_scipy()
+    else:
+        found = spdist.correlation(a, other=b, measure=measure, **options)
+    assert found.shape == (25, 14)
+    np.testing.assert_allclose(found.toarray(), wanted, atol=1e-12)
+
+
+def test_masked_pairs_of_one_matrix():
+    m, mask = values(seed=5), sp.csr_array(random_matrix(25, 25, 3, 1)) + sp.eye_array(25)
+    found = spdist.correlation(m, mask=mask)
+    np.testing.assert_allclose(found.toarray(), np.where(mask.toarray() != 0, expected(m), 0), atol=1e-12)
+
+
+def test_names_of_two_matrices(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spdist.save("A.zarr", values(), column_names=[f"gene {i}" for i in range(25)])
+    spdist.save("B.zarr", values(ncols=3), column_names=["x", "y", "z"])
+    assert cli.main(["correlation", "A.zarr", "C.zarr", "--other", "B.zarr", "--json"]) == 0
+    c = spdist.open("C.zarr")
+    assert (c.row_names[3], c.column_names.tolist()) == ("gene 3", ["x", "y", "z"])
+
+
 def test_names_of_columns_and_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     m = values()
@@ -102,6 +141,9 @@ def test_names_of_columns_and_files(tmp_path, monkeypatch, capsys):
         (sp.csr_array(np.eye(3) * 1j), {}, MatrixError, "holds complex128"),
         (sp.csr_array(np.eye(3)), {"measure": "spearman"}, InputError, "measure='spearman' is not one of correlation"),
         (sp.csr_array(np.eye(3)), {"top_n": 0}, InputError, "top_n"),
+        (sp.csr_array(np.eye(3)), {"other": sp.csr_array((4, 2))}, InputError, "3 rows and 4 rows are not the same"),
+        (sp.csr_array(np.eye(3)), {"other": sp.csr_array((3, 2)), "triangle": "upper"}, InputError, "have no triangle"),
+        (sp.csr_array(np.eye(3)), {"other": sp.csr_array(np.full((3, 2), np.inf))}, MatrixError, "finite"),
     ],
 )
 def test_what_has_no_correlations(m, options, error, match):
