@@ -37,7 +37,7 @@ PIECES: dict[str, list[tuple[Any, str]]] = {
     "fingerprints of A and B": [(matrix.StoredMatrix, "fingerprint")],
     "seals of A and B": [(groups, "check_seal")],
     "checksums of what is written": [
-        (journal.WrittenChunks, "_read"), (journal.Journal, "_note_offsets"), (LocalLocation, "read_ends"),
+        (journal.DurableChunks, "_see"), (journal.Journal, "_note_offsets"), (LocalLocation, "read_ends"),
     ],
     "journal and plan": [(journal.Journal, "write"), (by_rows, "write_plan")],
     "seal of C": [(groups, "write_table"), (groups, "_document_digest"), (groups, "_attributes_digest")],

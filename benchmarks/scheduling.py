@@ -22,8 +22,8 @@ from distributed import Worker, WorkerPlugin
 import spdist
 from spdist.scheduler.execution import stages
 from spdist.scheduler.execution.driver import ProductDriver
-from spdist.scheduler.execution.journal import Journal, WrittenChunks
-from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, JobSpec
+from spdist.scheduler.execution.journal import DurableChunks, Journal
+from spdist.scheduler.execution.records import BlockCounts, BlockTask, ChunkFragment, Committed, JobSpec
 from spdist.scheduler.execution.stages import CommitTarget
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.execution.worker import WorkerContext
@@ -32,7 +32,7 @@ from spdist.scheduler.executors.clients.cluster import connect
 from spdist.scheduler.executors.dask import DaskExecutor
 from spdist.scheduler.executors.plugins import installed, peak_memory
 from spdist.scheduler.planner.plan import Block, Plan, PlannedOperand
-from spdist.storage.checksums import Checksums
+from spdist.storage.checksums import Checksums, WrittenChunks
 from spdist.storage.groups import begin
 from spdist.storage.writer import Layout
 
@@ -58,24 +58,25 @@ class EmptyStages(WorkerPlugin):
         """Multiply nothing; the slow block takes its time."""
         if task.number == self.slow:
             time.sleep(self.seconds)
-        return BlockCounts(np.array([ENTRIES], np.uint32), b"", False)
+        return BlockCounts(1, ENTRIES, np.array([ENTRIES]), np.empty(0, np.int64), b"", False)
 
     def commit(
         self, context: WorkerContext, task: BlockTask, rows: int, digest: bytes, target: CommitTarget
-    ) -> list[ChunkFragment]:
+    ) -> Committed:
         """Write nothing; every block shares its Zarr chunk."""
-        return [ChunkFragment(target.offset, np.arange(ENTRIES, dtype=np.int32), np.ones(ENTRIES))]
+        fragment = ChunkFragment(target.offset, np.arange(ENTRIES, dtype=np.int32), np.ones(ENTRIES))
+        return Committed([fragment], [])
 
-    def join(self, context: WorkerContext, layout: Any, k: int, *fragments: list[ChunkFragment]) -> None:
-        """Write nothing."""
+    def join(self, context: WorkerContext, layout: Any, k: int, *commits: Committed) -> list[WrittenChunks]:
+        """Write nothing, and tell a checksum as if it were written."""
+        return [WrittenChunks(name, k, np.array([k], np.uint32)) for name in ("indices", "data")]
 
 
-class NothingWritten(WrittenChunks):
-    """Takes every Zarr chunk for written: there are none whose checksums could be read."""
+class NothingLooked(DurableChunks):
+    """Believes what it is told: there are no Zarr chunks to look at."""
 
-    def advance(self, written: int, *, wait: bool = False) -> int:
-        """Believe that all are there."""
-        return written
+    def look(self, *, wait: bool = False) -> None:
+        """Look at nothing."""
 
 
 def plan_of(blocks: int) -> Plan:
@@ -110,7 +111,7 @@ def measure(blocks: int, workers: int, slow: int, seconds: float) -> dict[str, f
             client.register_plugin(EmptyStages(slow, seconds))
             executor, journal = DaskExecutor(client, "bench"), Journal(layout)
             driver = ProductDriver(executor, plan, layout, journal, RunCallbacks(progress=note))
-            driver.journal.chunks = NothingWritten(layout, Checksums(NONE, NONE, NONE))
+            driver.journal.chunks = NothingLooked(layout, Checksums(NONE, NONE, NONE))
             stop = threading.Event()
             watch = threading.Thread(target=lambda: _watch(driver, slow, stop, ahead), daemon=True)
             watch.start()

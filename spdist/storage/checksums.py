@@ -100,6 +100,15 @@ class Checksums:
 
 
 @dataclass(frozen=True)
+class WrittenChunks:
+    """Consecutive Zarr chunks of an array, as their writer found them in storage afterwards."""
+
+    array: str
+    first: int
+    sums: Table
+
+
+@dataclass(frozen=True)
 class ChunkFiles:
     """The files of the Zarr chunks of one array."""
 

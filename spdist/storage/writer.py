@@ -14,7 +14,7 @@ import numpy as np
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import ValueArray, blocksize, check_dtype, index_dtype
 from spdist.storage import groups
-from spdist.storage.checksums import Checksums
+from spdist.storage.checksums import Checksums, WrittenChunks
 from spdist.storage.chunked_array import CHUNK_LENGTH, ChunkedArray, compresses, new_array
 from spdist.storage.foreign import versions
 from spdist.storage.groups import ARRAYS
@@ -39,6 +39,14 @@ def chunk_of(dtype: np.dtype[Any]) -> int:
     return max(CHUNK_LENGTH >> (r * s - 1).bit_length(), 1)
 
 
+def offsets_chunk(chunk: int) -> int:
+    """Return the elements of a Zarr chunk of row offsets, of a matrix whose Zarr chunks of entries have `chunk`.
+
+    Row offsets of Zarr chunks that blocks share pass through the driver: shorter ones are shared by fewer rows.
+    """
+    return min(chunk, CHUNK_LENGTH)
+
+
 @dataclass(frozen=True)
 class Layout:
     """The layout of a matrix that is being written, fixed first so that any process can write any Zarr chunk."""
@@ -46,18 +54,26 @@ class Layout:
     url: str = field(repr=False)
     ncols: int
     dtype: np.dtype[Any]  # of the values
-    chunk: int = CHUNK_LENGTH  # elements of a Zarr chunk
+    chunk: int = CHUNK_LENGTH  # elements of a Zarr chunk of `indices` and `data`
     compressed: bool = False  # whether values are compressed; offsets and columns always are
 
     def array(self, name: str) -> ChunkedArray:
         """Return array `name` of the matrix, open for writing by chunks."""
         dtype = {"indptr": np.dtype(np.int64), "indices": index_dtype(self.ncols), "data": self.dtype}[name]
-        return _new_array(self.url, name, dtype, self.chunk, self.compressed or name != "data")
+        chunk = offsets_chunk(self.chunk) if name == "indptr" else self.chunk
+        return _new_array(self.url, name, dtype, chunk, self.compressed or name != "data")
 
-    def write_entries(self, k: int, indices: ValueArray, values: ValueArray) -> None:
-        """Write Zarr chunks `k`, `k` + 1, ... of `indices` and `data`."""
-        self.array("indices").write_chunks(k, indices)
-        self.array("data").write_chunks(k, values)
+    def write(self, name: str, k: int, values: ValueArray) -> list[WrittenChunks]:
+        """Write Zarr chunks `k`, `k` + 1, ... of an array; return their checksums, read from storage."""
+        if not len(values):
+            return []
+        array = self.array(name)
+        array.write_chunks(k, values)
+        return [WrittenChunks(name, k, array.stored_checksums(k, k - (-len(values) // array.chunk)))]
+
+    def write_entries(self, k: int, indices: ValueArray, values: ValueArray) -> list[WrittenChunks]:
+        """Write Zarr chunks `k`, `k` + 1, ... of `indices` and `data`, as `write` does."""
+        return [*self.write("indices", k, indices), *self.write("data", k, values)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -111,12 +127,13 @@ class ChunkBuffer:
     """
 
     def __init__(self, array: ChunkedArray, start: int = 0) -> None:
-        self.array, self.position, self.parts = array, start, [np.empty(0, array.dtype)]
+        self.array, self.position, self.parts, self._count = array, start, [np.empty(0, array.dtype)], 0
 
     def append(self, values: ValueArray) -> None:
         """Add `values` and write the Zarr chunks that are full."""
         self.parts.append(np.asarray(values, self.array.dtype))
-        if sum(map(len, self.parts)) >= self.array.chunk:
+        self._count += len(values)
+        if self._count >= self.array.chunk:
             self._flush(final=False)
 
     def close(self) -> None:
@@ -129,7 +146,7 @@ class ChunkBuffer:
         if count:
             self.array.write_chunks(self.position // self.array.chunk, values[:count])
         self.position += count
-        self.parts = [values[count:].copy()]
+        self.parts, self._count = [values[count:].copy()], len(values) - count
 
 
 class MatrixWriter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import threading
 import time
 import weakref
@@ -11,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from spdist.errors import InputError, SpdistError
 from spdist.stores import folder_replacement, regular_files, removal
@@ -209,6 +210,12 @@ class LocalLocation(Location):
 
     def free_bytes(self) -> float:
         return shutil.disk_usage(self.path.parent).free
+
+    def unnamed_file(self, room: float) -> BinaryIO | None:
+        """Open a file without a name, which the system deletes when nobody has it any more; see `Location`."""
+        if self.free_bytes() < room:
+            return None
+        return cast(BinaryIO, tempfile.TemporaryFile(dir=self.path, buffering=0))
 
     def refresh(self, folder: str) -> None:
         """List a folder, so that a network file system forgets which files it did not find."""

@@ -276,6 +276,10 @@ class Location:
         """Return the keys of folders and of folders in folders of this machine; of other storages none."""
         return []
 
+    def unnamed_file(self, room: float) -> BinaryIO | None:
+        """Open a file without a name beside the matrix; None if it is in no files, or `room` bytes are not free."""
+        return None
+
     def free_bytes(self) -> float:
         """Return the bytes that are free beside this path."""
         return math.inf

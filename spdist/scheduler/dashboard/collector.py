@@ -12,7 +12,7 @@ from spdist.scheduler.dashboard.messages import RUNS, TIMINGS
 from spdist.scheduler.dashboard.routes import add_page
 from spdist.scheduler.dashboard.runs import Runs
 
-GROUPS = "preprocess", "multiply", "merge", "commit", "assemble"
+GROUPS = "preprocess", "multiply", "merge", "hold", "commit", "assemble"
 """Names of the groups of tasks that depend on others, each followed by the name of the job."""
 
 logger = logging.getLogger("spdist")

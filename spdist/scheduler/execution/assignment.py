@@ -141,7 +141,7 @@ class BlockAssigner:
         Returns (str, int) or None: address of the worker, and position of the block in `remaining`; None if no worker
         should take one.
         """
-        gpus = [address for address in self.held if address not in self.cpu_workers]
+        gpus = [one for one in self.held if one not in self.cpu_workers] if self.cpu_workers else list(self.held)
         worker = self._least_loaded(gpus or self.held)
         if self.held[worker] < self.blocks_in_flight:
             return worker, 0
@@ -151,6 +151,14 @@ class BlockAssigner:
         position = self._position_for_cpu(remaining, len(gpus)) if idle is not None and gpus else None
         return None if idle is None or position is None else (idle, position)
 
+    def is_stuck(self, worker: str) -> bool:
+        """Whether a worker could multiply, but holds as many blocks as it may, all of them multiplied.
+
+        Not one that may hold a single block, which waits for the blocks before it as a rule.
+        """
+        is_full = 1 < self.blocks_in_flight <= self.held.get(worker, 0)
+        return is_full and not self._multiplying[worker] and not self.is_hybrid
+
     def backup_for_cpu(self, assigned: Iterable[tuple[str, BlockWork]]) -> tuple[str, BlockWork] | None:
         """Return an idle GPU, and the last assigned block that a CPU worker holds; None if there is no such pair."""
         idle = (address for address, count in self.held.items() if not count and address not in self.cpu_workers)
@@ -159,7 +167,7 @@ class BlockAssigner:
         return (gpu, on_cpu[-1]) if gpu is not None and on_cpu else None
 
     def _least_loaded(self, workers: Iterable[str]) -> str:
-        return min(workers, key=lambda address: self.held[address])
+        return min(workers, key=self.held.__getitem__)
 
     def _is_idle(self, worker: str) -> bool:
         return not self._multiplying[worker] and self.held[worker] < self.blocks_in_flight

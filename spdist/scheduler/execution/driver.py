@@ -154,7 +154,8 @@ class Driver(ABC):
     def note_written(self, block: BlockInFlight) -> None:
         """Count a block whose worker is done with it."""
         block.committed = True
-        self.assigner.note_written(block.worker)
+        if not block.spilled:
+            self.assigner.note_written(block.worker)
         self.done.blocks += 1
         self.done.products += block.work.products
         self.done.written += self.microseconds(block.work)
@@ -170,7 +171,7 @@ class Driver(ABC):
         """Say how far the run is."""
         if self.callbacks.progress is None:
             return
-        done, unwritten = self.done, sum(not block.committed for block in self.window.in_flight)
+        done, unwritten = self.done, self.window.submitted - self.done.blocks
         total = done.blocks + unwritten + len(self.window.remaining)
         rows = done.nnz, done.durable_row, unwritten
         work = done.multiplied, done.written, self.work
@@ -189,6 +190,8 @@ class ProductDriver(Driver):
         super().__init__(executor, plan, callbacks, plan.blocks_in_flight, plan.c.entry_bytes, (start.row, start.nnz))
         self.journal, self.layout = journal, replace(layout, compressed=start.compressed)
         self.chunks = SharedChunks(layout.chunk, start.chunks)
+        self._counted: list[BlockInFlight] = []  # since blocks were spilled last
+        self._may_spill = True
 
     def run(self) -> Checksums:
         """Submit, commit and join blocks until everything is durable; return the checksums of C.
@@ -212,22 +215,31 @@ class ProductDriver(Driver):
     def advance(self) -> None:
         """Submit commits, joins and further blocks; note what is durable."""
         self._commit_blocks()
+        self._spill_blocks()
         self.submit_blocks()
         self._checkpoint()
 
     def complete(self, stage: str, subject: Any, result: Any) -> None:
         """Take the counts of a block, or the end of a commit or a join."""
         if stage == "join":
-            self.chunks.end_join(subject)
+            self.journal.chunks.add(result)
+            return
+        if stage == "spill":
+            self._may_spill &= result
+            if result and not subject.committed:
+                subject.spilled = True
+                self.assigner.note_written(subject.worker)
             return
         if stage == "commit":
-            self.chunks.end_commit(subject.task.number)
+            if result is not None:  # otherwise a join brings what the commit wrote
+                self.journal.chunks.add(result.written)
             self.note_written(subject)
             return
         if subject.task.number == 0 and result.compresses:
             self.journal.set_compressed()
             self.layout = replace(self.layout, compressed=True)
         self.window.set_counts(subject, result)
+        self._counted.append(subject)
         self.done.multiplied += self.microseconds(subject.work)
         self.assigner.note_multiplied(subject.worker, subject.work)
 
@@ -237,28 +249,44 @@ class ProductDriver(Driver):
             assert block.counts is not None
             self.done.nnz = block.offset + block.nnz
             target = CommitTarget(self.layout, block.offset, self.journal.checkpoint.chunks)
-            arguments, number = (len(block.counts.row_nnz), block.counts.digest, target), block.task.number
+            arguments, number = (block.counts.rows, block.counts.digest, target), block.task.number
+            shared = self.chunks.of_block(block)
             commit = self.executor.submit(
-                "commit", block.task, *arguments, key=(number, 0), worker=block.worker, after=[block.multiplied]
-            )
+                "commit", block.task, *arguments, key=(number, 0), worker=block.worker, after=[block.multiplied],
+                wanted=not shared,
+            )  # fmt: skip
             self.watch(commit, "commit", block)
-            self.chunks.begin_commit(block, commit)
+            for k in shared:
+                self.chunks.add(k, commit)
             is_last = block.task.stop == self.plan.a.shape[0]
             for k, commits in self.chunks.take_complete(self.done.nnz, is_last=is_last):
-                self.watch(self.executor.submit("join", self.layout, k, key=(k, 0), after=commits), "join", k)
+                join = self.executor.submit("join", self.layout, k, key=(k, 0), after=commits)
+                self.watch(join, "join", k)
+
+    def _spill_blocks(self) -> None:
+        """Spill the last block of each worker whose blocks all wait for a slow one before them."""
+        for block in self._counted if self._may_spill and self.window.remaining else ():
+            if block.offset < 0 and self.assigner.is_stuck(block.worker):
+                reserve = (self.plan.c.nnz - self.done.nnz) * self.plan.c.entry_bytes
+                block.multiplied = self.executor.submit(
+                    "spill", block.task, self.layout.url, reserve, key=(block.task.number, 0), worker=block.worker,
+                    after=[block.multiplied],
+                )  # fmt: skip
+                self.watch(block.multiplied, "spill", block)
+        self._counted.clear()
 
     def _checkpoint(self, *, is_last: bool = False) -> None:
         """Drop the blocks that are durable and, now and then, write the journal."""
         try:
-            chunks = self.journal.chunks.advance(self.chunks.count_durable(self.done.nnz), wait=is_last)
+            self.journal.chunks.look(wait=is_last)
         except UnseenChunkError as error:
             raise unseen_chunk(self.executor.workers_that_see(error.array, error.k), error) from error
         while (block := self.window.first_committed()) is not None and block.counts is not None:
-            if block.offset + block.nnz > chunks * self.chunks.length:
+            if block.offset + block.nnz > self.journal.chunks.count * self.chunks.length:
                 break
-            self.journal.add_rows(block.task.stop, block.offset, block.counts.row_nnz)
+            self.journal.add_rows(block.task, block.offset, block.counts)
             self.window.drop_first()
-        self.journal.keep(chunks, is_last=is_last)
+        self.journal.keep(is_last=is_last)
         self.done.durable_row = self.journal.checkpoint.row
 
 

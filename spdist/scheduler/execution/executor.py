@@ -65,19 +65,26 @@ class Executor(Protocol):
         ...
 
     def submit(
-        self, stage: str, *arguments: Any, key: tuple[int, int], worker: str = "", after: Sequence[Handle] = ()
+        self,
+        stage: str,
+        *arguments: Any,
+        key: tuple[int, int],
+        worker: str = "",
+        after: Sequence[Handle] = (),
+        wanted: bool = True,
     ) -> Handle:
-        """Submit a stage: "multiply" (all stages up to the commit), "commit", "join" or "reduce".
+        """Submit a stage: "multiply" (all stages up to the commit), "spill", "commit", "join" or "reduce".
 
         `arguments`: passed to the stage after its context; "multiply" takes the block's task alone.
         `key`: unique among the calls of the stage.
         `worker`: should run the stage; empty leaves the choice to the executor.
         `after`: handles of the stages before; "join" takes their results as further arguments.
+        `wanted`: whether the driver needs the result, which may stay where it is otherwise.
         """
         ...
 
     def next_completed(self) -> Sequence[tuple[Handle, Any]]:
-        """Wait for stages; return those that are done, with what "multiply" and "reduce" returned.
+        """Wait for stages; return those that are done, with results: None if one was not wanted and is elsewhere.
 
         Raises `SpdistError` if a stage failed.
         """

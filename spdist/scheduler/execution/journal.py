@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -12,18 +12,16 @@ import numpy as np
 
 from spdist.errors import CorruptError
 from spdist.matrices.dtypes import Int64Array
+from spdist.scheduler.execution.records import BlockCounts, BlockTask
 from spdist.scheduler.execution.recovery import BATCH, resume_from
 from spdist.scheduler.execution.unfinished import DurablePart, plan_digest, write_journal
-from spdist.storage import notes
-from spdist.storage.checksums import Checksums, Table
+from spdist.storage import groups, notes
+from spdist.storage.checksums import Checksums, Table, WrittenChunks
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.writer import ChunkBuffer, Layout
 
 LATE_FILE_SECONDS = 5.0
 """Seconds to wait for a Zarr chunk that a worker wrote: a network file system shows new files late."""
-
-READERS = 4
-"""Threads that read checksums, so that the latency of a network file system is paid for several files at once."""
 
 
 class UnseenChunkError(Exception):
@@ -37,76 +35,104 @@ class UnseenChunkError(Exception):
         self.array, self.k = array, k
 
 
-def is_seen(array: ChunkedArray, k: int) -> bool:
-    """Whether this process sees a Zarr chunk; for `Client.run`.
-
-    `k`: number of the Zarr chunk.
-    """
+def is_seen(array: ChunkedArray, k: int, expected: Table | None = None) -> bool:
+    """Whether this process sees Zarr chunk `k`, or this and those after it with their checksums; for `Client.run`."""
     try:
-        array.stored_checksums(k, k + 1)
+        found = array.stored_checksums(k, k + (1 if expected is None else len(expected)))
     except CorruptError:
         return False
-    return True
+    return expected is None or bool((found == expected).all())
 
 
-class WrittenChunks:
-    """Reads the checksums of C's entries as workers write their Zarr chunks, in threads of its own.
+class KnownChecksums:
+    """Checksums of the Zarr chunks of one array, which become known in any order.
+
+    `count`: Zarr chunks, from the first one on, whose checksums are known.
+    """
+
+    def __init__(self, sums: Table) -> None:
+        self.count, self._sums, self._known = len(sums), sums.copy(), np.ones(len(sums), bool)
+
+    def add(self, first: int, sums: Table) -> None:
+        """Note checksums; of a Zarr chunk that was written again, the later one counts."""
+        stop = first + len(sums)
+        if stop > len(self._known):
+            room = max(stop, 2 * len(self._known)) - len(self._known)
+            self._known, self._sums = np.pad(self._known, (0, room)), np.pad(self._sums, (0, room))
+        self._sums[first:stop], self._known[first:stop] = sums, True
+        further = self._known[self.count :]
+        self.count += len(further) if further.all() else int(further.argmin())
+
+    def table(self, first: int = 0) -> Table:
+        """Return the checksums of the Zarr chunks from `first` on, up to the first one that is not known."""
+        return self._sums[first : self.count].copy()
+
+
+class DurableChunks:
+    """Checksums of C's Zarr chunks, as those who wrote them tell; looks whether this process sees the same.
+
+    It looks at every Zarr chunk of entries, in a thread, or at the newest if there come more than it can look at.
 
     `checksums`: of the Zarr chunks that were written before.
-    `count`: Zarr chunks, from the first one on, whose checksums are read.
     """
 
     def __init__(self, layout: Layout, checksums: Checksums) -> None:
         self._arrays = layout.array("indices"), layout.array("data")
-        self._tables = [[checksums.indices], [checksums.data]]
-        self.count = self._asked = len(checksums.indices)
-        self._reading: deque[Future[tuple[Table, Table]]] = deque()
-        self._readers = ThreadPoolExecutor(READERS, "spdist-checksums")
+        self._known = {name: KnownChecksums(getattr(checksums, name)) for name in groups.ARRAYS}
+        self._asked = self.count
+        self._looks: Future[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "spdist-look")
         self._closed = threading.Event()
 
-    def advance(self, written: int, *, wait: bool = False) -> int:
-        """Read the checksums of Zarr chunks up to `written`; return how many are read, all of them with `wait`.
+    @property
+    def count(self) -> int:
+        """Zarr chunks of `indices` and `data`, from the first one on, that are written."""
+        return min(self._known["indices"].count, self._known["data"].count)
 
-        Raises `UnseenChunkError` if a Zarr chunk is not there.
+    def add(self, written: Iterable[WrittenChunks]) -> None:
+        """Note Zarr chunks that are written."""
+        for chunks in written:
+            self._known[chunks.array].add(chunks.first, chunks.sums)
+
+    def checksums(self, offsets: int, entries: int) -> Checksums:
+        """Return the checksums of the first Zarr chunks: `offsets` of row offsets, `entries` of columns and values."""
+        lengths = zip(groups.ARRAYS, (offsets, entries, entries), strict=True)
+        return Checksums(*(self._known[name].table()[:length] for name, length in lengths))
+
+    def look(self, *, wait: bool = False) -> None:
+        """Look at Zarr chunks written since the last look, unless one is going on; with `wait`, until it ends.
+
+        Raises `UnseenChunkError` if a Zarr chunk of an earlier look is not there.
         """
-        for first in range(self._asked, written, BATCH):
-            last = min(first + BATCH, written)
-            self._reading.append(self._readers.submit(self._read, first, last))
-        self._asked = max(self._asked, written)
-        while self._reading and (wait or self._reading[0].done()):
-            tables = self._reading[0].result()  # stays the first if it fails: those after it do not count
-            self._reading.popleft()
-            for known, table in zip(self._tables, tables, strict=True):
-                known.append(table)
-            self.count += len(tables[0])
-        return self.count
+        if self._looks is not None and (wait or self._looks.done()):
+            self._looks.result()
+            self._looks = None
+        if self._looks is None and self._asked < self.count:
+            first, count = max(self._asked, self.count - BATCH), self.count
+            self._asked = count
+            expected = [self._known[array.name].table(first)[: count - first] for array in self._arrays]
+            self._looks = self._thread.submit(self._see, first, expected)
+            if wait:
+                self.look(wait=True)
 
-    def _read(self, first: int, last: int) -> tuple[Table, Table]:
-        indices, data = (self._read_late(array, first, last) for array in self._arrays)
-        return indices, data
+    def _see(self, first: int, expected: list[Table]) -> None:
+        for array, sums in zip(self._arrays, expected, strict=True):
+            self._see_late(array, first, sums)
 
-    def _read_late(self, array: ChunkedArray, first: int, last: int) -> Table:
-        """Return stored checksums; wait a while for Zarr chunks that are not seen yet."""
-        deadline = time.monotonic() + LATE_FILE_SECONDS
-        while True:
-            try:
-                return array.stored_checksums(first, last)
-            except CorruptError as error:
-                if time.monotonic() > deadline or self._closed.is_set():
-                    unseen = (k for k in range(first, last) if not is_seen(array, k))
-                    raise UnseenChunkError(array, next(unseen, first)) from error
-                notes.refresh(array)
-                self._closed.wait(0.2)
-
-    def tables(self) -> tuple[Table, Table]:
-        """Return the checksums of `indices` and `data`."""
-        self._tables = [[np.concatenate(parts)] for parts in self._tables]
-        return self._tables[0][0], self._tables[1][0]
+    def _see_late(self, array: ChunkedArray, first: int, expected: Table) -> None:
+        """Compare stored checksums; wait a while for Zarr chunks that are not seen yet."""
+        deadline, last = time.monotonic() + LATE_FILE_SECONDS, first + len(expected)
+        while not is_seen(array, first, expected):
+            if time.monotonic() > deadline or self._closed.is_set():
+                unseen = (k for k in range(first, last) if not is_seen(array, k, expected[k - first : k - first + 1]))
+                raise UnseenChunkError(array, next(unseen, first))
+            notes.refresh(array)
+            self._closed.wait(0.2)
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the thread."""
         self._closed.set()
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -122,7 +148,7 @@ TUNING = JournalTuning()
 
 
 class Journal:
-    """The durable part of C during a run: the only writer of C's row offsets and of its journal.
+    """The durable part of C during a run; it writes the journal, and the row offsets that blocks share.
 
     `layout`: of C, which is continued from its journal; see `resume_from`.
     """
@@ -132,24 +158,32 @@ class Journal:
         part = resume_from(layout)
         self.checkpoint = part.checkpoint
         self._plan = plan_digest(layout.url)
-        self.chunks = WrittenChunks(layout, part.checksums)
-        self._offset_checksums = part.checksums.indptr
+        self.chunks = DurableChunks(layout, part.checksums)
         self._offsets = ChunkBuffer(layout.array("indptr"), (part.checkpoint.row + 1) - len(part.offsets))
-        self._offsets.append(part.offsets)
+        self._append(part.offsets)
         self._next_write, self._was_written = time.monotonic() + self._tuning.seconds, False
 
-    def add_rows(self, stop: int, offset: int, row_nnz: Int64Array) -> None:
-        """Add rows up to `stop` to the durable part; their entries begin at `offset`."""
-        ends = offset + np.cumsum(row_nnz, dtype=np.int64)
-        self._offsets.append(ends)
-        self._note_offsets()
-        self.checkpoint = replace(self.checkpoint, row=stop, nnz=int(ends[-1]) if len(ends) else offset)
+    def add_rows(self, task: BlockTask, offset: int, counts: BlockCounts) -> None:
+        """Add the rows of a block, which are durable; their entries begin at `offset`."""
+        self._append(offset + counts.head)
+        stop = task.start + counts.rows + 1
+        if len(counts.head) < counts.rows:  # its worker wrote what lies between
+            self._offsets.position = stop - len(counts.tail)
+            self._append(offset + counts.tail)
+        self.checkpoint = replace(self.checkpoint, row=stop - 1, nnz=offset + counts.nnz)
 
-    def keep(self, chunks: int, *, is_last: bool = False) -> None:
-        """Set how many Zarr chunks are durable, and write the journal now and then.
+    def _append(self, offsets: Int64Array) -> None:
+        """Add row offsets; note which Zarr chunks they fill."""
+        first, length = self._offsets.position, self._offsets.array.chunk
+        self._offsets.append(offsets)
+        self._note_offsets(first // length, self._offsets.position // length)
+
+    def keep(self, *, is_last: bool = False) -> None:
+        """Note how many Zarr chunks are durable, and write the journal now and then.
 
         The last time it is written, too, unless the whole run took less time than lies between two writes.
         """
+        chunks = self.chunks.count
         has_grown = chunks != self.checkpoint.chunks
         self.checkpoint = replace(self.checkpoint, chunks=chunks)
         begin = time.monotonic()
@@ -165,19 +199,17 @@ class Journal:
 
     def write(self) -> None:
         """Write the journal."""
-        indices, data = (table[: self.checkpoint.chunks] for table in self.chunks.tables())
-        sums = Checksums(self._offset_checksums, indices, data)
+        sums = self.chunks.checksums(self._offsets.position // self._offsets.array.chunk, self.checkpoint.chunks)
         write_journal(self.url, DurablePart(self.checkpoint, np.concatenate(self._offsets.parts), sums), self._plan)
 
     def close(self) -> Checksums:
         """Write the last Zarr chunk of row offsets; return the checksums of C."""
+        first, length = self._offsets.position, self._offsets.array.chunk
         self._offsets.close()
-        self._note_offsets()
-        return Checksums(self._offset_checksums, *self.chunks.tables())
+        count = -(-self._offsets.position // length)
+        self._note_offsets(first // length, count)
+        return self.chunks.checksums(count, self.chunks.count)
 
-    def _note_offsets(self) -> None:
-        """Read the checksums of the Zarr chunks of row offsets that were written since the last call."""
-        known, written = len(self._offset_checksums), -(-self._offsets.position // self._offsets.array.chunk)
-        if known < written:
-            new = self._offsets.array.stored_checksums(known, written)
-            self._offset_checksums = np.concatenate([self._offset_checksums, new])
+    def _note_offsets(self, first: int, stop: int) -> None:
+        array = self._offsets.array
+        self.chunks.add([WrittenChunks(array.name, first, array.stored_checksums(first, stop))])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from spdist.kernels.streaming.layout import SubmatrixOffset
 from spdist.matrices.csr import CSR
 from spdist.matrices.dtypes import Int64Array, ValueArray
 from spdist.scheduler.planner.plan import Plan
+from spdist.storage.checksums import WrittenChunks
+from spdist.storage.chunked_array import CHUNK_LENGTH
 from spdist.storage.matrix import StoredMatrix
 from spdist.storage.product_spec import WHOLE, StoredProductSpec
+from spdist.storage.writer import offsets_chunk
 
 BlockNumber = int
 Piece = tuple[int, int, int, int]
@@ -38,6 +39,7 @@ class JobSpec:
     # bytes of the limited memory, and of the host's memory. They differ only when a GPU multiplies.
     memory_limit: int = 0
     host_limit: int = 0
+    offsets_chunk: int = CHUNK_LENGTH  # elements of a Zarr chunk of C's row offsets
     product: StoredProductSpec = WHOLE  # semiring, mask and epilogue
     # name of the shared memory in which the workers of one host keep a resident B; empty: each worker keeps its own
     shared_name: str = ""
@@ -56,6 +58,7 @@ class JobSpec:
             is_one_block=len(plan.blocks) <= 1,
             memory_limit=plan.memory_limit,
             host_limit=plan.host_limit,
+            offsets_chunk=offsets_chunk(plan.chunk),
             shared_name=shared_name,
         )
 
@@ -109,16 +112,14 @@ class BlockOperands:
 class BlockCounts:
     """Counts of a multiplied block, for the driver."""
 
-    # (rows,) uint32 or int64: entries of each finished row; fewer rows than the task has when its capacity was too
-    # small
-    row_nnz: Int64Array
-    digest: bytes  # digest of `row_nnz`: a block that is computed again must have an equal digest
+    rows: int  # finished rows; fewer than the task has when its capacity was too small
+    nnz: int  # entries of the block
+    # (h,), (t,) int64: where rows end, counted from the block's first entry, before the first and from the last Zarr
+    # chunk of C's row offsets on that lies inside the block; those between are written with its commit
+    head: Int64Array
+    tail: Int64Array
+    digest: bytes  # digest of the row lengths: a block that is computed again must have an equal digest
     compresses: bool  # whether the values are worth compressing; only block 0 is probed
-
-    @property
-    def nnz(self) -> int:
-        """Entries of the block."""
-        return int(self.row_nnz.sum(dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,14 @@ class ChunkFragment:
     # its columns and values
     indices: ValueArray
     data: ValueArray
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What the commit of a block left."""
+
+    fragments: list[ChunkFragment]  # at most two: the head and the tail of the block
+    written: list[WrittenChunks]  # the Zarr chunks that lie inside the block
 
 
 @dataclass(frozen=True)

@@ -65,19 +65,20 @@ def roll_back(layout: Layout, part: DurablePart) -> DurablePart:
     chunks = min(whole[1:])
     offsets = layout.array("indptr")
     newest = whole[0] if whole[0] == len(sums.indptr) else whole[0] - 1  # after the last whole one come the journal's
+    length = offsets.chunk
     for j in range(newest, -1, -1):
         values = part.offsets
         if j < len(sums.indptr):
             try:
-                values = offsets.read(j * layout.chunk, (j + 1) * layout.chunk)
+                values = offsets.read(j * length, (j + 1) * length)
             except CorruptError:
                 continue
         fit = int(np.searchsorted(values, chunks * layout.chunk, side="right"))
         if fit:
-            filled = j + fit // layout.chunk
-            front = replace(part.checkpoint, row=j * layout.chunk + fit - 1, nnz=int(values[fit - 1]), chunks=chunks)
+            filled = j + fit // length
+            front = replace(part.checkpoint, row=j * length + fit - 1, nnz=int(values[fit - 1]), chunks=chunks)
             kept = Checksums(sums.indptr[:filled], sums.indices[:chunks], sums.data[:chunks])
-            return DurablePart(front, values[fit - fit % layout.chunk : fit].copy(), kept)
+            return DurablePart(front, values[fit - fit % length : fit].copy(), kept)
     return DurablePart()
 
 

@@ -1,4 +1,4 @@
-"""Stages of a block on a worker: preprocess, multiply, merge, commit, join; or reduce. One function each.
+"""Stages of a block on a worker: preprocess, multiply, merge, spill, commit, join; or reduce. One function each.
 
 To add a stage, write a function that takes a `WorkerContext` and the task's arguments, time it with
 `context.telemetry.measure`, enter it in `STAGES`, and submit it by name (`Executor.submit`).
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from spdist.errors import SpdistError
 from spdist.kernels import reduction_spec
@@ -24,11 +23,16 @@ from spdist.kernels.cpu.reduce import reduce_rows
 from spdist.kernels.engine import BlockFacts
 from spdist.matrices.csr import CSR
 from spdist.scheduler.execution.operands.of_block import read_operands
-from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment
+from spdist.scheduler.execution.records import BlockCounts, BlockOperands, BlockTask, ChunkFragment, Committed
 from spdist.scheduler.execution.worker import PartialResult, WorkerContext, add_partial
 from spdist.storage.atomic_replace import full_disk, is_full
+from spdist.storage.checksums import WrittenChunks
 from spdist.storage.chunked_array import compresses
+from spdist.storage.spill import forget, is_in_files, to_files
 from spdist.storage.writer import Layout
+
+SPILLED_CHUNKS = 8
+"""Zarr chunks of a spilled block that are read from its files at a time."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ def preprocess(context: WorkerContext, task: BlockTask, piece: int = 0) -> Block
 
 def multiply(context: WorkerContext, task: BlockTask, operands: BlockOperands, piece: int = 0) -> BlockCounts:
     """Multiply as `make` does, and return the counts of the rows that fitted."""
-    return count(make(context, task, operands, piece), task)
+    return count(context, task, make(context, task, operands, piece))
 
 
 def make(context: WorkerContext, task: BlockTask, operands: BlockOperands, piece: int = 0) -> CSR:
@@ -92,13 +96,13 @@ def merge(context: WorkerContext, task: BlockTask, piece: int) -> BlockCounts:
     result, partial = context.results.get(task.number), context.partial_results.pop(task.number, None)
     if result is None or partial is None or (result.piece, partial.piece) != (piece - 1, piece):
         context.telemetry.announce(_computed_again(task))  # a worker died in between
-        return count(compute(context, task, piece + 1), task)
+        return count(context, task, compute(context, task, piece + 1))
     with context.telemetry.measure("merge", task.start) as add_bytes:
         spec = context.job.product.of_rows(task.start, task.stop, None)
         c = add_partial(result.c, partial.c, spec, is_last=piece == len(context.job.pieces) - 1)
         add_bytes(2 * c.nbytes)
     context.results[task.number] = PartialResult(piece, c)
-    return count(c, task)
+    return count(context, task, c)
 
 
 def compute(context: WorkerContext, task: BlockTask, pieces: int) -> CSR:
@@ -114,46 +118,70 @@ def compute(context: WorkerContext, task: BlockTask, pieces: int) -> CSR:
     return context.results[task.number].c
 
 
-def commit(
-    context: WorkerContext, task: BlockTask, rows: int, digest: bytes, target: CommitTarget
-) -> list[ChunkFragment]:
+def commit(context: WorkerContext, task: BlockTask, rows: int, digest: bytes, target: CommitTarget) -> Committed:
     """Write the Zarr chunks that lie inside a block; return its fragments of chunks shared with other blocks.
 
     `rows, digest`: from the block's `BlockCounts`.
-    Returns at most two: the head and the tail of the block. Fragments of chunks that are already written are left out.
+    Returns without fragments of chunks that are already written.
     Raises `SpdistError` if the block had to be computed again and came out different.
     """
     layout, offset = target.layout, target.offset
     result = context.results.get(task.number)
     c = recompute(context, task, rows, digest) if result is None else result.c
+    length = layout.chunk
     with context.telemetry.measure("commit", task.start) as add_bytes:
-        first, last = -(-offset // layout.chunk), (offset + c.nnz) // layout.chunk
-        first, last = max(first, target.done_chunks), max(last, target.done_chunks)
-        if first < last:
-            body = slice(first * layout.chunk - offset, last * layout.chunk - offset)
-            layout.write_entries(first, c.indices[body], c.data[body])
+        first, last = max(-(-offset // length), target.done_chunks), (offset + c.nnz) // length
+        written: list[WrittenChunks] = []
+        at_once = SPILLED_CHUNKS if is_in_files(c) else max(last - first, 1)
+        for k in range(first, last, at_once):
+            body = slice(k * length - offset, min(k + at_once, last) * length - offset)
+            written += layout.write_entries(k, c.indices[body], c.data[body])
             add_bytes((body.stop - body.start) * (c.indices.itemsize + c.data.itemsize))
+            forget(c)
+        rows_of_chunk = context.job.offsets_chunk
+        first, last = (k * rows_of_chunk for k in offsets_inside(task.start, c.nrows, rows_of_chunk))
+        ends = c.indptr[first - task.start : last - task.start]
+        written += layout.write("indptr", first // rows_of_chunk, offset + ends)
+        add_bytes(ends.nbytes)
     fragments = [
-        ChunkFragment(offset + low, c.indices[low:high].copy(), c.data[low:high].copy())
-        for low, high in shared_slices(offset, c.nnz, layout.chunk)
-        if (offset + low) // layout.chunk >= target.done_chunks
+        ChunkFragment(offset + low, np.array(c.indices[low:high]), np.array(c.data[low:high]))
+        for low, high in shared_slices(offset, c.nnz, length)
+        if (offset + low) // length >= target.done_chunks
     ]
     context.results.pop(task.number, None)
-    return fragments
+    return Committed(fragments, written)
+
+
+def spill(context: WorkerContext, task: BlockTask, url: str, reserve: float) -> bool:
+    """Move a block that waits for its place in C from memory to files beside C.
+
+    `reserve`: bytes that must stay free there.
+    Returns whether it takes no memory any more.
+    """
+    result = context.results.get(task.number)
+    if result is None:
+        return True  # its worker died: the commit computes it again
+    with context.telemetry.measure("spill", task.start) as add_bytes:
+        spilled = to_files(result.c, url, reserve)
+        if spilled is None:
+            return False
+        add_bytes(spilled.nbytes)
+    context.results[task.number] = PartialResult(result.piece, spilled)
+    return True
 
 
 def recompute(context: WorkerContext, task: BlockTask, rows: int, digest: bytes) -> CSR:
     """Compute a block whose worker died, and check that it has the pattern it had before.
 
     `rows`: rows that the block had.
-    `digest`: digest of their numbers of entries, from `BlockCounts`.
+    `digest`: of where they end, from `BlockCounts`.
     Returns of `rows` rows.
     Raises `SpdistError` if the rows have other numbers of entries than before.
     """
     context.telemetry.announce(_computed_again(task))
     c = compute(context, task, context.job.pieces_of(task))
     c = c.rows(0, min(c.nrows, rows))
-    if _digest(_row_lengths(c)) != digest:
+    if _digest(c) != digest:
         raise SpdistError(
             f"rows {task.start:,}-{task.stop:,} gave another pattern when computed again: A or B changed while "
             f"they were multiplied"
@@ -165,21 +193,23 @@ def _computed_again(task: BlockTask) -> str:
     return f"rows {task.start:,} to {task.stop:,} are computed again, because the worker that had them was lost"
 
 
-def join(context: WorkerContext, layout: Layout, k: int, *fragments: list[ChunkFragment]) -> None:
+def join(context: WorkerContext, layout: Layout, k: int, *commits: Committed) -> list[WrittenChunks]:
     """Write Zarr chunk `k` from the fragments of the blocks that share it.
 
     `k`: number of the Zarr chunk.
-    `*fragments`: the results of the commits that share the chunk, in any order; fragments of other chunks are ignored.
+    `*commits`: of the blocks that share the chunk, in any order; fragments of other chunks are ignored.
+    Returns the chunk, and those that the commits wrote: their results stay with the workers, because of the fragments.
     """
     with context.telemetry.measure("join", -1) as add_bytes:
         in_chunk = sorted(
-            (fragment for of_block in fragments for fragment in of_block if fragment.offset // layout.chunk == k),
+            (one for commit in commits for one in commit.fragments if one.offset // layout.chunk == k),
             key=lambda fragment: fragment.offset,
         )
         indices = np.concatenate([fragment.indices for fragment in in_chunk])
         data = np.concatenate([fragment.data for fragment in in_chunk])
-        layout.write_entries(k, indices, data)
+        written = layout.write_entries(k, indices, data)
         add_bytes(indices.nbytes + data.nbytes)
+    return [*written, *(one for commit in commits for one in commit.written)]
 
 
 def reduce(context: WorkerContext, task: BlockTask, what: reduction_spec.Reduction) -> reduction_spec.PartialReduction:
@@ -217,6 +247,7 @@ STAGES: dict[str, Callable[..., Any]] = {
     "preprocess": preprocess,
     "multiply": multiply,
     "merge": merge,
+    "spill": spill,
     "commit": commit,
     "join": join,
     "reduce": reduce,
@@ -237,27 +268,37 @@ def stage_failure(what: str, error: BaseException) -> Exception:
     return SpdistError(f"stage {what} failed: {type(error).__name__}: {error}; continue with --resume")
 
 
-def count(c: CSR, task: BlockTask) -> BlockCounts:
+def count(context: WorkerContext, task: BlockTask, c: CSR) -> BlockCounts:
     """Return what the driver needs to find a block's position in C.
 
-    `c`: the rows of C that were multiplied.
     `task`: only values of block 0 are compressed on trial.
-    Returns row lengths are uint32 if they fit, otherwise int64.
+    `c`: the rows of C that were multiplied.
     """
-    lengths = _row_lengths(c)
-    return BlockCounts(lengths, _digest(lengths), task.number == 0 and compresses(c.data))
+    chunk, compressed = context.job.offsets_chunk, task.number == 0 and compresses(c.data)
+    first, last = offsets_inside(task.start, c.nrows, chunk)
+    head, tail = (first * chunk, last * chunk) if first < last else (task.start + c.nrows + 1,) * 2
+    parts = c.indptr[1 : head - task.start].copy(), c.indptr[tail - task.start :].copy()
+    return BlockCounts(c.nrows, c.nnz, *parts, _digest(c), compressed)
 
 
-def _row_lengths(c: CSR) -> npt.NDArray[Any]:
-    """Return the number of entries of each row, as uint32 if they fit, otherwise int64."""
-    lengths = np.diff(c.indptr)
-    fits = len(lengths) == 0 or lengths.max() <= np.iinfo(np.uint32).max
-    return lengths.astype(np.uint32) if fits else lengths
+def _digest(c: CSR) -> bytes:
+    """Return a digest of where rows end."""
+    return hashlib.blake2b(c.indptr.data, digest_size=16).digest()
 
 
-def _digest(lengths: npt.NDArray[Any]) -> bytes:
-    """Return a digest of the number of entries of each row."""
-    return hashlib.blake2b(lengths.data, digest_size=16).digest()
+def offsets_inside(start: int, rows: int, chunk: int) -> tuple[int, int]:
+    """Return which Zarr chunks of C's row offsets lie inside a block: the first one, and the one after the last.
+
+    `start, rows`: of the block, which has the offsets from row `start` + 1 on.
+    `chunk`: offsets of a Zarr chunk.
+
+    Examples
+    --------
+    >>> offsets_inside(0, 29, 10), offsets_inside(29, 11, 10), offsets_inside(5, 3, 10)
+    ((1, 3), (3, 4), (1, 1))
+    """
+    first = -(-(start + 1) // chunk)
+    return first, max(first, (start + rows + 1) // chunk)
 
 
 def shared_slices(offset: int, nnz: int, chunk: int) -> list[tuple[int, int]]:

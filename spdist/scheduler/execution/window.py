@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spdist.scheduler.execution.assignment import BlockWork
 from spdist.scheduler.execution.executor import Handle
-from spdist.scheduler.execution.records import BlockCounts, BlockNumber, BlockTask
+from spdist.scheduler.execution.records import BlockCounts, BlockTask
 
 
 @dataclass(eq=False)
@@ -18,9 +17,10 @@ class BlockInFlight:
 
     work: BlockWork  # ends where the block's capacity did, once that is known
     worker: str  # address of the worker that has it
-    multiplied: Handle  # of its first stage
+    multiplied: Handle  # of the stage that its commit waits for
     counts: BlockCounts | None = None  # none until the block is multiplied
     offset: int = -1  # position of its first entry in C; -1 until the blocks before it are counted
+    spilled: bool = False  # whether its worker holds it in files, not in memory
     committed: bool = False
 
     @property
@@ -41,11 +41,15 @@ class BlockWindow:
     `row`: first row of them all.
     `remaining`: the first block comes last, because it is taken first.
     `in_flight`: blocks with an offset in C come first.
+    `submitted`: blocks that were in flight, or are.
     """
 
     def __init__(self, works: Iterable[BlockWork], row: int) -> None:
         self.remaining = list(works)[::-1]
-        self.in_flight: deque[BlockInFlight] = deque()
+        self.in_flight: list[
+            BlockInFlight
+        ] = []  # thousands if blocks are spilled: taken from the front, added at the end
+        self.submitted = 0
         self._row = row
         self._with_offset = 0
         self._next_number = 0 if row == 0 else 1  # block 0 decides on compression, which a resumed C has decided
@@ -58,12 +62,12 @@ class BlockWindow:
 
     def submit(self, block: BlockInFlight) -> None:
         """Add a block to the blocks in flight."""
-        at = bisect.bisect(self.in_flight, block.task.start, key=lambda other: other.task.start)
-        self.in_flight.insert(at, block)
+        bisect.insort(self.in_flight, block, key=lambda other: other.task.start)
+        self.submitted += 1
 
     def set_counts(self, block: BlockInFlight, counts: BlockCounts) -> None:
         """Set a multiplied block's counts; rows that did not fit its capacity become the next block."""
-        stop = block.task.start + len(counts.row_nnz)
+        stop = block.task.start + counts.rows
         if stop < block.task.stop:
             block.work, rest = block.work.cut(stop)
             bisect.insort(self.remaining, rest, key=lambda work: -work.task.start)
@@ -89,56 +93,37 @@ class BlockWindow:
 
     def drop_first(self) -> None:
         """Remove the first block in flight, because it is durable."""
-        self._row = self.in_flight.popleft().task.stop
+        self._row = self.in_flight.pop(0).task.stop
         self._with_offset -= 1
 
 
 class SharedChunks:
-    """Zarr chunks of C's entries that are not written yet.
+    """Zarr chunks of C's entries that several blocks share and that no join was submitted for.
 
     `length`: entries of a Zarr chunk.
     `done`: Zarr chunks that were written before the run.
     """
 
     def __init__(self, length: int, done: int) -> None:
-        self.length, self.done = length, done
-        self._committing: dict[BlockNumber, int] = {}
-        self._fragments: dict[int, list[Handle]] = {}
-        self._joining: set[int] = set()
+        self.length, self._done = length, done
+        self._commits: dict[int, list[Handle]] = {}
 
-    def begin_commit(self, block: BlockInFlight, commit: Handle) -> None:
-        """Record that a commit was submitted, and which Zarr chunks it fills in part."""
-        if not block.nnz:
-            return
-        self._committing[block.task.number] = block.offset
-        end = block.offset + block.nnz
-        shared = {position // self.length for position in (block.offset, end) if position % self.length}
-        for k in shared:
-            if k >= self.done:
-                self._fragments.setdefault(k, []).append(commit)
+    def of_block(self, block: BlockInFlight) -> set[int]:
+        """Return the Zarr chunks that a block with an offset fills in part; at most two."""
+        ends = block.offset, block.offset + block.nnz
+        shared = {position // self.length for position in ends if block.nnz and position % self.length}
+        return {k for k in shared if k >= self._done}
 
-    def end_commit(self, number: BlockNumber) -> None:
-        """Note that a block is committed."""
-        self._committing.pop(number, None)
+    def add(self, k: int, commit: Handle) -> None:
+        """Note the commit of a block that fills a Zarr chunk in part."""
+        self._commits.setdefault(k, []).append(commit)
 
     def take_complete(self, nnz: int, *, is_last: bool) -> Iterator[tuple[int, Sequence[Handle]]]:
-        """Yield each shared Zarr chunk whose fragments are all submitted, with their commits; it is being joined then.
+        """Yield each Zarr chunk whose blocks all have an offset, with their commits, to be joined.
 
         `nnz`: entries of C with a known position.
         `is_last`: whether these are all entries.
         """
-        for k in sorted(self._fragments):
+        for k in sorted(self._commits):
             if (k + 1) * self.length <= nnz or is_last:
-                self._joining.add(k)
-                yield k, self._fragments.pop(k)
-
-    def end_join(self, k: int) -> None:
-        """Note that a shared Zarr chunk is written."""
-        self._joining.discard(k)
-
-    def count_durable(self, nnz: int) -> int:
-        """Return how many Zarr chunks from the first one on are written; never fewer than before."""
-        offsets = (offset // self.length for offset in self._committing.values())
-        durable = min([*self._joining, *self._fragments, *offsets], default=-(-nnz // self.length))
-        self.done = max(self.done, durable)
-        return self.done
+                yield k, self._commits.pop(k)

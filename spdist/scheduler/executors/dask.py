@@ -35,18 +35,15 @@ from spdist.scheduler.planner.plan import Plan
 from spdist.storage.chunked_array import ChunkedArray
 
 COMMIT_PRIORITY = 10
-"""Dask priority of commits and joins. They run before the stages of later blocks, because they free memory."""
+"""Dask priority of commits, joins and spills. They run before the stages of later blocks, because they free memory."""
 
 WRITING_STAGES = "commit", "join"
 """Stages that write to C."""
 
-FETCHED_STAGES = "multiply", "reduce"
-"""Stages whose results the driver needs; other results stay with the workers."""
-
-TASK_NAMES = {"join": "assemble"}
+TASK_NAMES = {"join": "assemble", "spill": "hold"}
 """Display names for tasks whose stage name Dask would misread. Dask's page of groups takes ``dask.order`` for a
 topological sort, which it is for these tasks only if names descend along dependencies: preprocess, multiply, merge,
-commit, assemble."""
+hold, commit, assemble."""
 
 
 class DaskExecutor:
@@ -99,7 +96,13 @@ class DaskExecutor:
         return with_gpu(self.client, workers)
 
     def submit(
-        self, stage: str, *arguments: Any, key: tuple[int, int], worker: str = "", after: Sequence[Any] = ()
+        self,
+        stage: str,
+        *arguments: Any,
+        key: tuple[int, int],
+        worker: str = "",
+        after: Sequence[Any] = (),
+        wanted: bool = True,
     ) -> Future[Any]:
         """Submit a stage as a task, and each piece of a block as tasks of its own."""
         if stage == "multiply":
@@ -109,7 +112,7 @@ class DaskExecutor:
             future = self._submit_task(stage, *arguments, *after, key=key, worker=worker)
         else:
             future = self._submit_task(stage, *arguments, key=key, worker=worker, after=next(iter(after), None))
-        if stage in FETCHED_STAGES:
+        if wanted:
             self._fetched.add(future.key)
         self._completed.add(future)
         return future
@@ -140,7 +143,7 @@ class DaskExecutor:
             key=(f"{TASK_NAMES.get(stage, stage)}-{self.name}", *key),
             workers=[worker] if worker else None,
             allow_other_workers=bool(worker),
-            priority=COMMIT_PRIORITY if stage in WRITING_STAGES else 0,
+            priority=COMMIT_PRIORITY if stage in (*WRITING_STAGES, "spill") else 0,
             pure=False,
         )
 

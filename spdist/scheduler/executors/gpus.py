@@ -59,7 +59,7 @@ class GpuWorker:
 
         `after`: of a join, the commits whose fragments it takes.
         """
-        if stage == "commit":
+        if stage in ("commit", "spill"):
             return self._writers.submit(STAGES[stage], self.context, *arguments)
         if stage == "join":  # mostly it waits, so it keeps no writer
             return self._joiner.submit(self._join, arguments, after)
@@ -68,7 +68,7 @@ class GpuWorker:
             is_whole = self.context.job.pieces_of(task) == 1
             operands = self._readers.submit(STAGES["preprocess"], self.context, task) if is_whole else None
             c = self._multiplier.submit(self._make, task, operands)
-            return self._counter.submit(lambda: count(c.result(), task))  # beside the next block
+            return self._counter.submit(lambda: count(self.context, task, c.result()))  # beside the next block
         return self._multiplier.submit(STAGES[stage], self.context, *arguments)
 
     def _join(self, arguments: tuple[Any, ...], commits: Sequence[Future[Any]]) -> Any:
@@ -147,6 +147,7 @@ class GpuExecutor:
         key: tuple[int, int],
         worker: str = "",
         after: Sequence[Any] = (),
+        wanted: bool = True,
     ) -> Future[Any]:
         """Queue a stage on a GPU; joins take turns."""
         chosen = worker or list(self._workers)[key[0] % self._gpus]

@@ -47,11 +47,11 @@ class StageCall:
 
     def _call(self, context: WorkerContext) -> Any:
         if self.stage != "multiply":
-            fragments = [call.result for call in self.after] if self.stage == "join" else []
-            return STAGES[self.stage](context, *self.arguments, *fragments)
+            commits = [call.result for call in self.after] if self.stage == "join" else []
+            return STAGES[self.stage](context, *self.arguments, *commits)
         (task,) = self.arguments
         if self.operands is None:
-            return count(compute(context, task, context.job.pieces_of(task)), task)
+            return count(context, task, compute(context, task, context.job.pieces_of(task)))
         operands, self.operands = self.operands.result(), None
         return STAGES["multiply"](context, task, operands)
 
@@ -109,7 +109,13 @@ class ThreadExecutor:
         return dict.fromkeys(workers, False)
 
     def submit(
-        self, stage: str, *arguments: Any, key: tuple[int, int], worker: str = "", after: Sequence[Any] = ()
+        self,
+        stage: str,
+        *arguments: Any,
+        key: tuple[int, int],
+        worker: str = "",
+        after: Sequence[Any] = (),
+        wanted: bool = True,
     ) -> StageCall:
         """Queue a stage; `next_completed` runs it, or lets the writer run it."""
         call = StageCall(stage, arguments, after)
@@ -172,7 +178,7 @@ class ThreadExecutor:
                 call.operands = self._reader.submit(STAGES["preprocess"], self._context, task)
         self._run(first)
         task, counts = first.arguments[0], first.result
-        self._was_cut = isinstance(counts, BlockCounts) and task.start + len(counts.row_nnz) < task.stop
+        self._was_cut = isinstance(counts, BlockCounts) and task.start + counts.rows < task.stop
 
     def _hand_over_writes(self) -> None:
         while self._writes:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,37 @@ def test_a_lost_block_is_computed_again(stored, tmp_path, executor, monkeypatch)
         api.multiply(a, a, tmp_path / "C.zarr", **executor, grid=grid, overwrite=True)
         assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
     assert len(recomputed) == 4 + 2
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_blocks_wait_in_files_for_a_slow_one(stored, tmp_path, scheduler, monkeypatch, room):
+    """Workers go on meanwhile, and C is the same; also where files were lost with their worker, or have no room."""
+    a, multiply, spill = stored("A", random_matrix(900, 900, 12, 8)), stages.multiply, stages.spill
+    spilled, waited = [], threading.Event()
+
+    def slow(context, task, *rest):
+        if task.number == 0:
+            assert waited.wait(60)
+        return multiply(context, task, *rest)
+
+    def lose(context, task, url, reserve):
+        done = spill(context, task, url, reserve if room else 1 << 62)
+        assert done == room
+        spilled.append(task.number)
+        if len(spilled) % 3 == 2:
+            context.results.pop(task.number)
+        if len(spilled) > 6 or not room:
+            waited.set()
+        return done
+
+    monkeypatch.setattr("spdist.scheduler.planner.planner.DEFAULT_TUNING", SHORT_CHUNKS)
+    api.multiply(a, a, tmp_path / "R.zarr", grid=(60, 1, 1))
+    monkeypatch.setitem(stages.STAGES, "multiply", slow)
+    monkeypatch.setitem(stages.STAGES, "spill", lose)
+    report = api.multiply(a, a, tmp_path / "C.zarr", grid=(60, 1, 1), scheduler=scheduler)
+    assert files(tmp_path / "C.zarr") == files(tmp_path / "R.zarr")
+    assert report.stages["spill"]["tasks"] >= len(spilled) > 0
+    assert not [path for path in (tmp_path / "C.zarr").iterdir() if "tmp" in path.name]
 
 
 def test_a_block_that_changed_is_not_written(stored, tmp_path, executor, monkeypatch):

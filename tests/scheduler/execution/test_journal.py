@@ -6,7 +6,9 @@ import itertools
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 
 from spdist.api import products as api
 from spdist.errors import CorruptError, ResumeError
-from spdist.scheduler.execution import recovery, unfinished
-from spdist.scheduler.execution.journal import Journal, is_seen
+from spdist.matrices.csr import CSR
+from spdist.scheduler.execution import recovery, stages, unfinished
+from spdist.scheduler.execution.journal import Journal, KnownChecksums, UnseenChunkError, is_seen
+from spdist.scheduler.execution.records import BlockCounts, BlockTask
 from spdist.scheduler.execution.unfinished import (
     Checkpoint,
     DurablePart,
@@ -39,18 +43,26 @@ def layout_of(folder: Path) -> Layout:
     return layout
 
 
+def rows_of(start: int, offset: int, *lengths: int) -> tuple[BlockTask, int, BlockCounts]:
+    """Return a block whose row offsets all go to the journal."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    counts = BlockCounts(len(lengths), int(ends[-1]), ends, ends[:0], b"", False)
+    return BlockTask(0, start, start + len(lengths), 0, False), offset, counts
+
+
 def write_rows(layout: Layout, lengths: list[int]) -> Journal:
     """Write rows as a run does, whole Zarr chunks only, and their journal."""
     journal, nnz = Journal(layout), sum(lengths)
     chunks = nnz // LENGTH
     values = np.arange(1, chunks * LENGTH + 1)
-    if chunks:
-        layout.write_entries(0, values.astype(np.int32) % 9, values.astype(float))
-    journal.keep(journal.chunks.advance(chunks, wait=True))
+    journal.chunks.add(layout.write_entries(0, values.astype(np.int32) % 9, values.astype(float)))
+    assert journal.chunks.count == chunks
+    journal.chunks.look(wait=True)
+    journal.keep()
     ends = np.cumsum([0, *lengths])
     for row, (begin, end) in enumerate(itertools.pairwise(ends)):
         if end <= chunks * LENGTH:
-            journal.add_rows(row + 1, int(begin), np.array([end - begin]))
+            journal.add_rows(*rows_of(row, int(begin), end - begin))
     journal.write()
     journal.chunks.close()
     return journal
@@ -60,9 +72,9 @@ def test_rows_and_chunks_become_durable(tmp_path):
     layout = layout_of(tmp_path)
     assert read_journal(layout.url).checkpoint == Checkpoint()
     journal = Journal(layout)
-    layout.write_entries(0, np.arange(8, dtype=np.int32), np.ones(8))
-    journal.add_rows(3, 0, np.array([2, 0, 5], np.uint32))
-    journal.keep(journal.chunks.advance(2, wait=True))
+    journal.chunks.add(layout.write_entries(0, np.arange(8, dtype=np.int32), np.ones(8)))
+    journal.add_rows(*rows_of(0, 0, 2, 0, 5))
+    journal.keep()
     assert journal.checkpoint.chunks == 2
     journal.set_compressed()
     journal.write()
@@ -81,11 +93,74 @@ def test_a_resumed_journal_goes_on(tmp_path, caplog):
     write_rows(layout, [2, 0, 5, 1])
     journal = Journal(layout)
     assert journal.checkpoint == Checkpoint(4, 8, 2)
-    journal.add_rows(6, 8, np.array([1, 1], np.uint32))
+    journal.add_rows(*rows_of(4, 8, 1, 1))
     sums = journal.close()
     assert layout.array("indptr").read(4, 7).tolist() == [8, 9, 10]
     assert sums.indptr.tolist() == layout.array("indptr").stored_checksums(0, 2).tolist()
     assert not caplog.records
+
+
+@given(cuts=st.sets(st.integers(1, 40)), seed=st.randoms(use_true_random=False), before=st.integers(0, 3))
+def test_checksums_become_known_in_order_however_they_are_told(cuts, seed, before):
+    ends = sorted({before, *(before + cut for cut in cuts)})
+    sums = np.arange(ends[-1], dtype=np.uint32)
+    known = KnownChecksums(sums[:before])
+    parts, told = list(itertools.pairwise(ends)), set(range(before))
+    seed.shuffle(parts)
+    for begin, end in [*parts, *parts[:1]]:  # a block that is computed again tells it again
+        known.add(begin, sums[begin:end])
+        told.update(range(begin, end))
+        assert known.count == next(k for k in itertools.count() if k not in told)
+        assert known.table().tolist() == sums[: known.count].tolist()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    blocks=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=6),
+    chunk=st.integers(1, 5),
+    resumed=st.integers(0, 6),
+)
+def test_row_offsets_are_written_by_workers_and_the_journal(tmp_path, blocks, chunk, resumed):
+    """Each Zarr chunk once: by the worker whose block it lies in, or by the journal, before and after a resume."""
+    layout = replace(layout_of(tmp_path), chunk=chunk)
+    context = SimpleNamespace(job=SimpleNamespace(offsets_chunk=chunk))
+    journal, row, nnz, by_workers = Journal(layout), 0, 0, set()
+    for number, lengths in enumerate(blocks):
+        if number == resumed:
+            journal.keep()
+            journal.write()
+            journal = Journal(layout)
+            assert (journal.checkpoint.row, journal.checkpoint.nnz) == (row, nnz)
+        ends = np.cumsum([0, *lengths], dtype=np.int64)
+        c = CSR(ends, np.zeros(ends[-1], np.int32), np.zeros(ends[-1]), (len(lengths), 9))
+        task = BlockTask(number, row, row + len(lengths), 0, False)
+        first, last = stages.offsets_inside(row, len(lengths), chunk)
+        inside = layout.write("indptr", first, nnz + ends[first * chunk - row : last * chunk - row])
+        by_workers |= set(range(first, last))
+        entries = np.zeros(-(-(nnz + int(ends[-1])) // chunk) * chunk)
+        journal.chunks.add([*inside, *layout.write_entries(0, entries.astype(np.int32), entries)])
+        journal.add_rows(task, nnz, stages.count(context, task, c))
+        row, nnz = row + len(lengths), nnz + int(ends[-1])
+    sums = journal.close()
+    journal.chunks.close()
+    every = np.cumsum([0, *(length for lengths in blocks for length in lengths)])
+    assert layout.array("indptr").read(0, row + 1).tolist() == every.tolist()
+    assert sums.indptr.tolist() == layout.array("indptr").stored_checksums(0, -(-(row + 1) // chunk)).tolist()
+    assert by_workers <= set(range(len(sums.indptr)))
+    assert len(by_workers) >= sum((len(lengths) + 1) // chunk - 1 for lengths in blocks if len(lengths) >= 2 * chunk)
+
+
+def test_a_zarr_chunk_that_is_not_as_told_is_found(tmp_path, monkeypatch):
+    """Also if a file is there, such as one of another run in a folder that only this process sees."""
+    monkeypatch.setattr("spdist.scheduler.execution.journal.LATE_FILE_SECONDS", 0.0)
+    layout = layout_of(tmp_path)
+    journal = Journal(layout)
+    written = layout.write_entries(0, np.arange(12, dtype=np.int32) % 9, np.arange(12.0))
+    layout.write_entries(0, np.arange(12, dtype=np.int32) % 9, np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 99.0]))
+    journal.chunks.add(written)
+    with pytest.raises(UnseenChunkError, match="data/c/2"):
+        journal.chunks.look(wait=True)
+    journal.chunks.close()
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

@@ -303,8 +303,9 @@ def test_a_zarr_chunk_that_is_seen_late_is_waited_for(stored, tmp_path, executor
     commit, looks = stages.join, []
 
     def hide(*args):
-        commit(*args)
+        written = commit(*args)
         (c / "data/c/0").rename(tmp_path / "hidden")
+        return written
 
     def refresh(array):
         look(array)

@@ -60,11 +60,15 @@ def test_a_commit_writes_whole_chunks_and_returns_the_rest(product, tmp_path):
     c = compute(context, task, 1)
     layout = Layout(str(tmp_path / "C.zarr"), 200, np.dtype(np.float64), 100)
     groups.begin(layout.url, {})
-    counts = count(c, task)
-    fragments = commit(context, task, len(counts.row_nnz), counts.digest, CommitTarget(layout, 70, 0))
+    counts = count(context, task, c)
+    committed = commit(context, task, counts.rows, counts.digest, CommitTarget(layout, 70, 0))
+    fragments, chunks = committed.fragments, committed.written
+    assert [(one.array, one.first) for one in chunks] == [("indices", 1), ("data", 1)]
+    for one in chunks:
+        assert one.sums.tolist() == layout.array(one.array).stored_checksums(1, 1 + len(one.sums)).tolist()
     assert [fragment.offset for fragment in fragments] == [70, (70 + c.nnz) // 100 * 100]
     written = context.telemetry.totals["commit"].nbytes // 12
-    assert written % 100 == 0
+    assert written == 100 * len(chunks[0].sums)
     assert sum(len(fragment.data) for fragment in fragments) + written == c.nnz
     assert not context.results
 

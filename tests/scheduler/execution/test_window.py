@@ -24,7 +24,8 @@ def submit(window: BlockWindow, position: int) -> BlockInFlight:
 
 
 def counts(*row_nnz: int) -> BlockCounts:
-    return BlockCounts(np.array(row_nnz, np.uint32), b"", False)
+    ends = np.cumsum(row_nnz, dtype=np.int64)
+    return BlockCounts(len(row_nnz), sum(row_nnz), ends, ends[:0], b"", False)
 
 
 def test_offsets_are_known_in_the_order_of_rows():
@@ -75,9 +76,9 @@ def test_each_shared_chunk_is_joined_once(sizes, length):
         block = BlockInFlight(BlockWork(BlockTask(number, number, number + 1, 0, False), 0, 0), "worker", None)
         block.counts, block.offset = counts(size), nnz
         nnz += size
-        chunks.begin_commit(block, number)
+        for k in chunks.of_block(block):
+            chunks.add(k, number)
         joined |= dict(chunks.take_complete(nnz, is_last=number == len(sizes) - 1))
-        assert chunks.count_durable(nnz) == 0
     expected = {}
     for number, (size, end) in enumerate(zip(sizes, ends, strict=True)):
         for k in range((end - size) // length, -(-end // length)) if size else ():
@@ -85,23 +86,17 @@ def test_each_shared_chunk_is_joined_once(sizes, length):
             if not whole:
                 expected.setdefault(k, []).append(number)
     assert joined == expected
-    for number in range(len(sizes)):
-        chunks.end_commit(number)
-    for k in joined:
-        chunks.end_join(k)
-    assert chunks.count_durable(nnz) == -(-nnz // length)
 
 
-def test_blocks_without_entries_hold_nothing_back():
+def test_blocks_without_entries_share_nothing():
     """Else a Zarr chunk that is written would be written again by a resumed run, from too few blocks."""
-    chunks = SharedChunks(10, 0)
-    for number, (offset, size) in enumerate([(0, 25), (25, 0)]):
-        block = BlockInFlight(BlockWork(BlockTask(number, number, number + 1, 0, False), 0, 0), "worker", None)
-        block.counts, block.offset = counts(size), offset
-        chunks.begin_commit(block, number)
-    assert [k for k, _ in chunks.take_complete(25, is_last=True)] == [2]
-    chunks.end_commit(0)
-    chunks.end_join(2)
-    assert chunks.count_durable(25) == 3
-    chunks.end_commit(1)
-    assert chunks.count_durable(25) == 3
+    block = BlockInFlight(BlockWork(BlockTask(1, 1, 2, 0, False), 0, 0), "worker", None)
+    block.counts, block.offset = counts(0), 25
+    assert not SharedChunks(10, 0).of_block(block)
+
+
+def test_a_resumed_run_joins_no_zarr_chunk_that_is_written():
+    block = BlockInFlight(BlockWork(BlockTask(1, 1, 2, 0, False), 0, 0), "worker", None)
+    block.counts, block.offset = counts(20), 25
+    assert SharedChunks(10, 0).of_block(block) == {2, 4}
+    assert SharedChunks(10, 3).of_block(block) == {4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,9 @@ from tests.conftest import random_matrix
 from tests.scheduler.execution.test_driver import files
 from tests.support.planning import SHORT_CHUNKS
 
+LAST_FIRST = 5
+"""Seed with which the stage that was submitted last runs first: all blocks wait for the first one."""
+
 
 class ShuffledExecutor:
     """Two workers that share their memory; of the stages that may run, a random one runs next.
@@ -32,10 +36,12 @@ class ShuffledExecutor:
 
     def __init__(self, seed: int) -> None:
         self.name, self.choose = "shuffled", random.Random(seed).choice
+        if seed == LAST_FIRST:
+            self.choose = operator.itemgetter(-1)
         self.submitted: list[tuple] = []
         self.results: dict[object, object] = {}
         self.holding = {"one": 0, "two": 0}
-        self.held = 0
+        self.held, self.spilled = 0, set()
         self.messages: list[str] = []
 
     def publish(self, messages):
@@ -54,29 +60,33 @@ class ShuffledExecutor:
     def with_gpu(self, workers):
         return dict.fromkeys(workers, False)
 
-    def submit(self, stage, *arguments, key, worker="", after=()):
+    def submit(self, stage, *arguments, key, worker="", after=(), wanted=True):
         assert (stage, key) not in self.results
         assert (worker in self.holding) == (stage != "join")
         if stage == "multiply":
             self.holding[worker] += 1
             self.held = max(self.held, *self.holding.values())
-        self.submitted.append((stage, arguments, key, worker, after))
+        self.submitted.append((stage, arguments, key, worker, wanted, after))
         return stage, key
 
     def next_completed(self):
         ready = [call for call in self.submitted if all(handle in self.results for handle in call[-1])]
         call = self.choose(ready)
         self.submitted.remove(call)
-        stage, arguments, key, worker, after = call
+        stage, arguments, key, worker, wanted, after = call
         if stage == "multiply":
             (task,) = arguments
-            result = stages.count(stages.compute(self.context, task, self.context.job.pieces_of(task)), task)
+            result = stages.count(
+                self.context, task, stages.compute(self.context, task, self.context.job.pieces_of(task))
+            )
         else:
-            fragments = [self.results[handle] for handle in after] if stage == "join" else []
-            result = stages.STAGES[stage](self.context, *arguments, *fragments)
-        self.holding[worker or "one"] -= stage == "commit"
+            commits = [self.results[handle] for handle in after] if stage == "join" else []
+            result = stages.STAGES[stage](self.context, *arguments, *commits)
+        if stage in ("spill", "commit") and key[0] not in self.spilled:
+            self.holding[worker] -= 1
+        self.spilled |= {key[0]} if stage == "spill" else set()
         self.results[stage, key] = result
-        return [((stage, key), result)]
+        return [((stage, key), result if wanted else None)]
 
     def costs(self, workers):
         return RunCosts([(0, 0)] * len(workers), [self.context.telemetry.totals])
@@ -131,6 +141,7 @@ def test_a_product_and_a_resume(stored, tmp_path, monkeypatch, shuffled, seed, g
     report = api.multiply(a, a, c, resume=True)
     assert row == 0 or report.blocks < blocks
     assert len(executors) == 2
+    assert any(executor.spilled for executor in executors) or (seed, grid) != (LAST_FIRST, (30, 1, 1))
     assert [each.messages[:: len(each.messages) - 1] for each in executors] == [["start", "end"]] * 2
     assert report.workers == 2
     assert files(c) == files(tmp_path / "R.zarr")

@@ -211,7 +211,7 @@ def test_blocks_are_read_ahead(monkeypatch, most):
     monkeypatch.setattr(threads, "WorkerContext", lambda job: context)
     monkeypatch.setattr(threads, "fix_engine", lambda job, plan: job)
     monkeypatch.setattr(threads, "compute", lambda context, task, pieces: made.append(task.number) or task.number)
-    monkeypatch.setattr(threads, "count", lambda c, task: c)
+    monkeypatch.setattr(threads, "count", lambda context, task, c: c)
     monkeypatch.setitem(stages.STAGES, "preprocess", lambda context, task: ahead.append(task.number) or task.number)
     monkeypatch.setitem(stages.STAGES, "multiply", lambda context, task, operands: operands)
 

@@ -185,10 +185,11 @@ def test_fragments_of_a_block_take_what_is_planned_for_it():
     context = WorkerContext(JobSpec(m, m, "numba", False, (0, 10), (0, 10)))
     context.results[0] = PartialResult(0, c)
     tracemalloc.start()
-    fragments = commit(context, BlockTask(0, 0, 1, nnz, False), 1, b"", CommitTarget(
+    committed = commit(context, BlockTask(0, 0, 1, nnz, False), 1, b"", CommitTarget(
         Layout("memory://fragments.zarr", 10, np.dtype(np.float64), memory.chunk_length), 1, 0))  # fmt: skip
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
+    fragments = committed.fragments
     assert len(fragments) == 2
     assert nnz * memory.c_entry <= held <= planned + 4096
 
