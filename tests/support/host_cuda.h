@@ -296,6 +296,9 @@ void call(void (*kernel)(Types...), const int64_t* arguments, std::index_sequenc
 }
 
 template <typename... Types>
+constexpr size_t parameters(void (*)(Types...)) { return sizeof...(Types); }
+
+template <typename... Types>
 void launch(void (*kernel)(Types...), const Dim grid, const unsigned block, const size_t shared, const int64_t* arguments) {
     char* memory = dynamic_shared = static_cast<char*>(aligned_alloc(64, (shared + 64) & ~size_t(63)));
     gridDim = grid, blockDim = {block, 1, 1};

@@ -189,10 +189,12 @@ class Module:
         text = re.sub(r'asm\("mma\..*?\);', "host_mma(c, a, b);", text, flags=re.DOTALL)
         text = re.sub(r'asm\("cvt\.rna\.tf32.*?\((\w+)\) : "f"\((\w+)\)\);', r"\1 = host_tf32(\2);", text)
         calls = "".join(
-            f'    if (!strcmp(name, "{name}")) return launch({name}, {{x, y, 1}}, block, shared, arguments), 0;\n'
+            f'    if (!strcmp(name, "{name}")) return count != parameters({name}) ? 2 : '
+            f"(launch({name}, {{x, y, 1}}, block, shared, arguments), 0);\n"
             for name in self.names
         )
-        head = "const char* name, unsigned x, unsigned y, unsigned block, size_t shared, const int64_t* arguments"
+        head = "const char* name, unsigned x, unsigned y, unsigned block, size_t shared, const int64_t* arguments, "
+        head += "size_t count"
         return f'#include "{HEADER.name}"\n{text}\nextern "C" int launch_named({head}) {{\n{calls}    return 1;\n}}\n'
 
     def compile(self) -> None:
@@ -207,7 +209,8 @@ class Module:
 
         def launch() -> None:
             Module.launched.append(name)
-            assert self.library.launch_named(name.encode(), *sizes, words) == 0, name
+            status = self.library.launch_named(name.encode(), *sizes, words, ctypes.c_size_t(len(args)))
+            assert status == 0, (name, {1: "is no kernel", 2: f"takes other than {len(args)} arguments"}[status])
 
         (launch if Stream.captured is None else functools.partial(Stream.captured.append, launch))()
 

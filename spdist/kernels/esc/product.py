@@ -138,7 +138,7 @@ class CountedRows(NamedTuple):
         nrows = np.int64(len(self.lengths))
         module(LIST_FILE, LIST_KERNELS)(
             "offsets<long long>", ceil_div(int(nrows), SCAN_ROWS), 256,
-            (nrows, self.lengths, self.at(ESC_STATE), self.offsets, self.at(EscFact.NNZ_C)),
+            (nrows, self.lengths, self.at(ESC_STATE), self.offsets, self.at(EscFact.NNZ_C), None),
         )  # fmt: skip
 
 

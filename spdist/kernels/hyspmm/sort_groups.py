@@ -108,7 +108,7 @@ def launch_block(kernels: SortKernels, block: BlockSizes, lengths: list[int], at
     group = rows, at.row_entries, at.row_products, a_rows, at.b_starts, at.b_columns
     kernels.own(kernels.group, ceil_div(block.rows, 256), 256, (*group, at.counts, at.lists, at.lengths))
     _launch_sorts(kernels, block, lengths, at)
-    scan = rows, at.lengths, at.scan, at.c_indptr, at.status
+    scan = rows, at.lengths, at.scan, at.c_indptr, at.status, None
     kernels.rows(kernels.offsets, ceil_div(block.rows, SCAN_ROWS), 256, scan)
     lanes = GATHER_LANES[block.products > 64 * block.rows]
     gather = rows, at.row_products, at.c_indptr, at.columns, at.values, at.c_columns, at.c_values
