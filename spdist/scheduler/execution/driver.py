@@ -191,7 +191,7 @@ class ProductDriver(Driver):
         self.journal, self.layout = journal, replace(layout, compressed=start.compressed)
         self.chunks = SharedChunks(layout.chunk, start.chunks)
         self._counted: list[BlockInFlight] = []  # since blocks were spilled last
-        self._may_spill = True
+        self._may_spill, self._commits = True, 0
 
     def run(self) -> Checksums:
         """Submit, commit and join blocks until everything is durable; return the checksums of C.
@@ -231,6 +231,7 @@ class ProductDriver(Driver):
                 self.assigner.note_written(subject.worker)
             return
         if stage == "commit":
+            self._commits -= 1
             if result is not None:  # otherwise a join brings what the commit wrote
                 self.journal.chunks.add(result.written)
             self.note_written(subject)
@@ -256,6 +257,7 @@ class ProductDriver(Driver):
                 wanted=not shared,
             )  # fmt: skip
             self.watch(commit, "commit", block)
+            self._commits += 1
             for k in shared:
                 self.chunks.add(k, commit)
             is_last = block.task.stop == self.plan.a.shape[0]
@@ -264,16 +266,19 @@ class ProductDriver(Driver):
                 self.watch(join, "join", k)
 
     def _spill_blocks(self) -> None:
-        """Spill the last block of each worker whose blocks all wait for a slow one before them."""
-        for block in self._counted if self._may_spill and self.window.remaining else ():
-            if block.offset < 0 and self.assigner.is_stuck(block.worker):
+        """Spill the last block of each worker whose blocks all wait for a slow one before them, if storage is idle."""
+        if self._commits:
+            return  # what is spilled is written twice, and C would be finished later
+        last = {block.worker: block for block in self._counted if block.offset < 0}
+        self._counted.clear()
+        for block in last.values() if self._may_spill and self.window.remaining else ():
+            if self.assigner.is_stuck(block.worker):
                 reserve = (self.plan.c.nnz - self.done.nnz) * self.plan.c.entry_bytes
                 block.multiplied = self.executor.submit(
                     "spill", block.task, self.layout.url, reserve, key=(block.task.number, 0), worker=block.worker,
                     after=[block.multiplied],
                 )  # fmt: skip
                 self.watch(block.multiplied, "spill", block)
-        self._counted.clear()
 
     def _checkpoint(self, *, is_last: bool = False) -> None:
         """Drop the blocks that are durable and, now and then, write the journal."""
