@@ -152,7 +152,7 @@ def stored_cpu() -> str:
         [r["case"], million(r["nnz"]), f"{r['seconds']:.1f} s", f"{r['peak'] / 2**20:.0f} MiB"]
         for r in record(others)["rows"]
     ]
-    costs = record("2026-11-21-scheduling")["result"]
+    costs = record("2026-11-28-scheduling")["result"]
     return (
         "### From Zarr to Zarr\n\n"
         "Whole call with 2 workers, storage in RAM. *Parts*: the same blocks in memory, A and B read once, C written once.\n"
@@ -169,7 +169,7 @@ def stored_cpu() -> str:
         + f"\n{source(others)}"
         + f"\nA block costs the scheduler {costs['ms_per_block']:.1f} ms (10,000 blocks, empty kernel); over the second "
         f"half the memory of\nscheduler and driver grows by {costs['memory_growth_mb_second_half']:.2f} MB.\n\n"
-        + source("2026-11-21-scheduling")
+        + source("2026-11-28-scheduling")
     )
 
 
@@ -630,12 +630,34 @@ def neighbors(name: str) -> str:
     )
 
 
+def large_clusters(name: str) -> str:
+    """Show what simulated clusters did with one driver."""
+    rows = record(name)["result"]
+    lines = [
+        [
+            case, f"{one['workers']:,}", f"{one['blocks']:,} of {one['block_bytes'] / 1e9:g} GB", f"{one['storage'] / 1e12:g} TB/s",
+            f"{one['simulated_seconds']:,.0f} s", f"{100 * one['busy']:.0f} %", f"{one['after_last_block']:.1f} s",
+            f"{one['spilled']:,}", f"{one['driver_ms_per_block']:.2f} ms", f"{one['memory_mb']:.0f} MB",
+        ]
+        for case, one in rows.items()
+    ]  # fmt: skip
+    first = next(iter(rows.values()))
+    return (
+        f"Blocks take {first['seconds']:g} s, up to {100 * first['spread']:.0f} % more or less; one in {1 / first['slow']:,.0f} takes ten times as long. "
+        f"A worker holds {first['in_flight']}\nblocks and writes {first['worker_storage'] / 1e9:g} GB/s. *Busy*: share of the time in which workers multiply. *After*: from the end\n"
+        "of the last block to the end of the run. *Driver*: its own time for a block, on the machine that simulated.\n\n"
+        + table(["cluster", "workers", "blocks of C", "storage", "time", "busy", "after", "spilled", "driver", "memory"], lines)
+        + f"\n{source(name)}"
+    )
+
+
 # -- the two documents -------------------------------------------------------------------------------------------------
 
 SECTIONS: dict[str, list[Callable[[], str]]] = {
     "Products on CPUs": [spgemm_cpu, block_cpu, answers_cpu, stored_cpu],
     "Products on GPUs": [spgemm_gpu, block_gpu, streamed, thesis, stored_gpu, answers_gpu],
     "Products with vectors": [vectors_cpu, vectors_gpu],
+    "Large clusters, simulated": [lambda: large_clusters("2026-11-28-scale")],
 }
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Unpack, get_args
 
 import numpy as np
-import psutil
 import scipy.sparse as sp
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -17,6 +16,7 @@ from spdist.applications.files import beside, file_format, imported, in_folder
 from spdist.applications.operands import check_values, opened
 from spdist.errors import InputError, MatrixError
 from spdist.foundation.cpus import count_cpus
+from spdist.foundation.memory import available_memory
 from spdist.foundation.units import parse_bytes
 from spdist.kernels.dense import nearest, nearest_gpu
 from spdist.kernels.dense.by_blocks import THREAD_BYTES, Found, RowBlocks, block_rows, nearest_by_blocks
@@ -207,7 +207,7 @@ def search_blocks(
     ncols = corpus.shape[1]
     on_gpu = _takes_gpu(engine, count, queries.shape[0] * corpus.shape[0] * ncols)
     given = None if limit is None else parse_bytes(limit)
-    room = given or int(ROOM * psutil.virtual_memory().available)
+    room = given or int(ROOM * available_memory())
     rows = block_rows(ncols, count, count_cpus() * THREAD_BYTES, room)
     if on_gpu:
         rows = min(rows, block_rows(ncols, count, nearest_gpu.TILE_BYTES, given or free_memory()))

@@ -12,16 +12,29 @@ SYSTEM = Path("/")
 def count_cpus() -> int:
     """Return how many CPUs this process may keep busy, at least 1.
 
-    It is the lesser of the CPUs that the process is bound to (``taskset``, SLURM, cpusets) and of the CPU quota of its
-    control groups (containers, Kubernetes, systemd), rounded down. `os.cpu_count` knows neither.
+    It is the least of the CPUs that the process is bound to (``taskset``, cpusets), of the CPU quota of its control
+    groups (containers, Kubernetes, systemd), rounded down, and of what SLURM gives the job on this node. `os.cpu_count`
+    knows none of them.
 
     Examples
     --------
     >>> 1 <= count_cpus() <= os.cpu_count()
     True
     """
+    return int(max(1, min(cpu_limits().values())))
+
+
+def cpu_limits() -> dict[str, float]:
+    """Return what limits the CPUs of this process, and to how many."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(max(1, min(bound, cpu_quota(SYSTEM))))
+    limits: dict[str, float] = {"machine": max(os.cpu_count() or 1, bound)}
+    if bound < limits["machine"]:
+        limits["affinity"] = bound
+    if (quota := cpu_quota(SYSTEM)) < limits["machine"]:
+        limits["control group"] = quota
+    if (given := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdecimal() and int(given):
+        limits["SLURM"] = int(given)
+    return limits
 
 
 def cpus_per_worker(workers: int | None) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import psutil
 import scipy  # loads scipy.sparse when it is first used
 
 from spdist.errors import InputError, MatrixError
+from spdist.foundation.memory import available_memory
 from spdist.foundation.units import format_bytes
 from spdist.matrices.dtypes import Int64Array, number_dtype
 from spdist.storage.matrix import StoredMatrix
@@ -25,7 +25,7 @@ def to_scipy(matrix: StoredMatrix) -> Any:
 
     Raises `MatrixError` if there is not enough free memory.
     """
-    free = psutil.virtual_memory().available
+    free = available_memory()
     if matrix.nbytes > free:
         raise MatrixError(
             f"{matrix.url} takes {format_bytes(matrix.nbytes)} in memory, and {format_bytes(free)} are free: read some "

@@ -58,9 +58,13 @@ def test_a_system_without_control_groups(tmp_path):
 
 @pytest.mark.parametrize(("quota", "count"), [(0.5, 1), (2.9, 2), (INFINITE, 8), (100.0, 8)])
 def test_the_lesser_counts(monkeypatch, quota, count):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE", raising=False)
     monkeypatch.setattr(cpus, "cpu_quota", lambda system: quota)
     assert count_cpus() == count
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    assert count_cpus() == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process")

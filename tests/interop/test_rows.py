@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from uuid import uuid4
 
 import numpy as np
@@ -139,7 +138,7 @@ def test_what_would_read_all_of_it_is_refused(a, monkeypatch):
             attempt()
     with pytest.raises(spdist.MatrixError, match=r"43 columns.*\(57,\)"):
         a @ np.ones(57)
-    monkeypatch.setattr(rows_module.psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
+    monkeypatch.setattr(rows_module, "available_memory", lambda: 100)
     with pytest.raises(spdist.MatrixError, match="100 B are free"):
         a.to_scipy()
 

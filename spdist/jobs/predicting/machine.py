@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from spdist.errors import InputError
-from spdist.foundation.cpus import count_cpus
+from spdist.foundation.cpus import count_cpus, cpu_limits
 from spdist.foundation.display import Displayed, Part, Table
+from spdist.foundation.memory import available_memory, memory_limits
 from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.starting.short import is_short
 from spdist.scheduler.planner.plan import GPU_RATES, Plan, Rates
@@ -135,6 +136,7 @@ class Machine(Displayed):
             what += "; other programs kept the CPUs busy, so measure again when they are done"
         parts: list[Part] = [
             f"{self.host}: {self.processor}, {counted(self.cpus, 'CPU')}; {what}",
+            f"this process may take {_given()}",
             Table(("of a core", "rate", "all CPUs, times"), cells, right=("rate", "all CPUs, times")),
             Table(("waits", "seconds", "observed"), waits, right=("seconds", "observed")),
         ]
@@ -144,6 +146,21 @@ class Machine(Displayed):
             bus = f"{self.gpu.read / 1e9:.1f} GB/s in, {self.gpu.write / 1e9:.1f} GB/s out"
             parts.append(f"{self.gpu_name}: {bus}, {self.gpu.product / 1e9:,.1f} G products/s")
         return parts
+
+
+def _given() -> str:
+    """Return the CPUs and the memory that this process may take, and what limits them, in words."""
+    cpus, memory = cpu_limits(), memory_limits()
+    limited = [f"{found:g} by {what}" for what, found in cpus.items() if what != "machine"]
+    of_memory = [f"{format_bytes(found)} by {what}" for what, found in memory.items() if what != "machine"]
+    sizes = (format_bytes(size) for size in (min(memory.values()), memory["machine"], available_memory()))
+    taken, whole, free = sizes
+    of_cpus = f"{count_cpus()} of {cpus['machine']:g} CPUs{_in_brackets(limited)}"
+    return f"{of_cpus} and {taken} of {whole} of memory{_in_brackets(of_memory)}; {free} are free"
+
+
+def _in_brackets(words: list[str]) -> str:
+    return f" ({', '.join(words)})" if words else ""
 
 
 def typical_machine() -> Machine:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from spdist.foundation.memory import host_memory, resident_memory
 from spdist.scheduler.execution import worker_process
 from spdist.scheduler.executors.gpus import READERS, WRITERS
-from spdist.scheduler.executors.supervision import probe
 from spdist.scheduler.planner.plan import START_SECONDS, Plan
 
 SHORT_SECONDS = START_SECONDS
@@ -57,4 +57,4 @@ def count_gaining_gpus(plan: Plan) -> int:
 
 def room() -> int:
     """Return the bytes of memory that this host or its control group leaves this process."""
-    return max(probe.host_limit() - probe.resident(), 0)
+    return max(host_memory() - resident_memory(), 0)

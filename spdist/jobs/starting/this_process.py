@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from spdist.errors import InputError
 from spdist.foundation import phases
+from spdist.foundation.memory import host_memory
 from spdist.foundation.units import counted, format_bytes
 from spdist.jobs.planning import PlanSource
 from spdist.jobs.starting.short import is_short, room
 from spdist.kernels.engine import find_engine
 from spdist.options import ExecutionOptions
 from spdist.scheduler.execution import worker_process
-from spdist.scheduler.executors.supervision import probe
 from spdist.scheduler.planner.plan import Plan
 
 GPU_PRODUCTS = 1 << 35
@@ -68,7 +68,7 @@ def _check_memory(workers: int, of_each: int) -> None:
     `workers`: processes that will be started; 0 if the only worker is in this process.
     `of_each`: bytes that the plan takes on each worker; 0 if there is no plan yet.
     """
-    needed, limit = (workers + 1) * LOADED_BYTES + max(workers, 1) * of_each, probe.host_limit()
+    needed, limit = (workers + 1) * LOADED_BYTES + max(workers, 1) * of_each, host_memory()
     if needed > limit:
         who = f"this process and {counted(workers, 'worker')}" if workers else "this process"
         raise InputError(

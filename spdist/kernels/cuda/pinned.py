@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import mmap
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from spdist.errors import MemoryBoundError
 from spdist.foundation.cpus import count_cpus
+from spdist.foundation.memory import host_memory
 from spdist.foundation.units import format_bytes
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,7 +32,7 @@ PIECE = 32 << 20
 SPARE = 1.5
 """Idle memory is lent to a request if it is at most this many times as large."""
 IDLE_SHARE = 1 / 4
-"""Share of the machine's memory that may be locked and idle."""
+"""Share of the memory that this process may take that may be locked and idle."""
 
 
 class _Lease:
@@ -54,8 +54,7 @@ class Pool:
     """
 
     def __init__(self, most_idle: int | None = None) -> None:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.most_idle = int(IDLE_SHARE * total) if most_idle is None else most_idle
+        self.most_idle = int(IDLE_SHARE * host_memory()) if most_idle is None else most_idle
         self.idle: list[Bytes] = []  # least recently used first
         self.most: int | None = None
         self.held = 0

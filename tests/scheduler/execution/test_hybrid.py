@@ -147,7 +147,7 @@ def test_cores_step_back_for_good(one_gpu, monkeypatch):
 
 def test_the_host_is_not_overbooked(monkeypatch):
     pretend_cpus(monkeypatch, 32)
-    monkeypatch.setattr(local_cluster.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 100 << 30}))
+    monkeypatch.setattr(local_cluster, "available_memory", lambda: 100 << 30)
     assert local_cluster.count_cpu_workers(2, 1 << 30) == 16
     assert local_cluster.count_cpu_workers(2, 8 << 30) == 4
     assert local_cluster.count_cpu_workers(2, 40 << 30) == 0

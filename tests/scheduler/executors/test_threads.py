@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 import spdist
 from spdist.api import products as api
 from spdist.errors import InputError, SpdistError
-from spdist.jobs.starting import short
+from spdist.foundation.memory import resident_memory
+from spdist.jobs.starting import short, this_process
 from spdist.scheduler.execution import stages, worker_process
 from spdist.scheduler.execution.records import BlockTask
 from spdist.scheduler.executors import threads
-from spdist.scheduler.executors.supervision import probe
 from spdist.scheduler.executors.threads import WORKER, ThreadExecutor
 from spdist.scheduler.planner import planner
 from tests.conftest import assert_is_product, random_matrix
@@ -163,7 +163,7 @@ def test_a_full_disk_is_named(stored, tmp_path, monkeypatch):
 
 def test_memory_that_is_not_there_is_refused_before_anything_is_written(stored, tmp_path, monkeypatch):
     a = stored("A", random_matrix(200, 200, 5, 1))
-    monkeypatch.setattr(probe, "host_limit", lambda: probe.resident() + (1 << 20))
+    monkeypatch.setattr(short, "host_memory", lambda: resident_memory() + (1 << 20))
     with pytest.raises(InputError, match=r"the plan needs .* leaves (1\.00 M|10\d\d\.00 K)iB"):
         api.multiply(a, a, tmp_path / "C.zarr")
     assert not Path(tmp_path / "C.zarr").exists()
@@ -171,7 +171,7 @@ def test_memory_that_is_not_there_is_refused_before_anything_is_written(stored, 
 
 def test_workers_that_a_control_group_cannot_hold_are_refused(stored, tmp_path, monkeypatch):
     a = stored("A", random_matrix(200, 200, 5, 1))
-    monkeypatch.setattr(probe, "host_limit", lambda: 150 << 20)
+    monkeypatch.setattr(this_process, "host_memory", lambda: 150 << 20)
     with pytest.raises(InputError, match=r"this process and 1 worker would take \d+\.\d\d MiB .* has 150\.00 MiB"):
         api.multiply(a, a, tmp_path / "C.zarr", workers=1)
     assert not (tmp_path / "C.zarr").exists()

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import dask
-import psutil
 from distributed import Client, LocalCluster, Nanny, Scheduler
 from distributed.scheduler import DEFAULT_EXTENSIONS, TaskState, WorkerState
 
 from spdist.errors import InputError, SpdistError, install
 from spdist.foundation.cpus import count_cpus, cpus_per_worker
+from spdist.foundation.memory import available_memory
 from spdist.foundation.processes import name_of_writer, writer_lives
 from spdist.foundation.units import counted
 from spdist.kernels.engine import Engine
@@ -237,7 +237,7 @@ def count_cpu_workers(gpus: int, host_bytes: int) -> int:
     `host_bytes`: bytes of host memory that each worker may take; all take `HOST_SHARE` of the free memory, at most.
     Returns from 0 to half of the cores.
     """
-    room = int(HOST_SHARE * psutil.virtual_memory().available) // max(host_bytes, 1)
+    room = int(HOST_SHARE * available_memory()) // max(host_bytes, 1)
     cores = max(0, min(count_cpus() // 2, room - gpus))
     logger.info("hybrid: %d GPUs, and %d cores beside them", gpus, cores)
     return cores

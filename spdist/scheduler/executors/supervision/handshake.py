@@ -20,6 +20,7 @@ from distributed import Client
 from distributed.protocol import pickle
 
 from spdist.errors import InputError, SpdistError
+from spdist.foundation import memory
 from spdist.foundation.units import format_bytes
 from spdist.scheduler.execution.worker import CONTEXTS
 from spdist.scheduler.executors.supervision import probe
@@ -55,7 +56,7 @@ STEALS = (
     "the scheduler has distributed.scheduler.work-stealing=True, wanted is False: it moves blocks to workers for whose "
     "memory they were not planned; start it with DASK_CONFIG=deploy/dask.yaml"
 )
-_CALL = "(exec(source, scope), scope['answer'](expected, question))[1]"
+_CALL = "(exec(memory, scope), exec(source, scope), scope['answer'](expected, question))[2]"
 
 Sums = tuple[tuple[int, ...], ...]
 """Checksums of some Zarr chunks of each array of a matrix."""
@@ -238,7 +239,10 @@ def has_job(name: str) -> bool:
 
 def _names(question: bytes, expected: str) -> dict[str, Any]:
     """Return the names that `_CALL` uses."""
-    return {"source": inspect.getsource(probe), "scope": {}, "expected": expected, "question": question}
+    lines = inspect.getsource(probe).splitlines(keepends=True)
+    source = "".join(line for line in lines if not line.startswith("from spdist"))  # what `memory` has defined
+    texts = {"memory": inspect.getsource(memory), "source": source}
+    return {**texts, "scope": {}, "expected": expected, "question": question}
 
 
 def ask_workers(client: Client, workers: list[str], question: bytes) -> dict[str, Any]:

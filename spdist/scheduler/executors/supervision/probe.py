@@ -1,7 +1,7 @@
 """What a process says of itself: its versions, its host, its memory, and a digest of spdist's source.
 
 The client sends this file to workers as text (`handshake.ask`), so that it also runs where spdist is missing or has
-another version. It imports nothing but the standard library.
+another version. It imports nothing but the standard library and `spdist.foundation.memory`, whose text goes with it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import platform
 import sys
 from pathlib import Path
 
+from spdist.foundation.memory import host_memory, resident_memory
+
 PROBE = "spdist.scheduler.executors.supervision.probe"
 """Name of this module."""
 PACKAGES = {"spdist": "spdist-spgemm", "dask": "dask", "distributed": "distributed", "zarr": "zarr"}
 """Packages whose versions are compared, with the names of their distributions."""
 SUFFIXES = ".py", ".cu", ".cuh"
 """Endings of the files that make up spdist's source."""
-_CGROUP = Path("/sys/fs/cgroup")
 _DIGESTS: dict[str, str] = {}
 
 
@@ -60,36 +61,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def host_limit() -> int:
-    """Return the bytes of memory that this process may take: of its control group, or of the machine."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    with contextlib.suppress(OSError):  # no Linux
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                limits += _limits_above(_CGROUP / path.lstrip("/"), "memory.max")
-            elif "memory" in controllers.split(","):
-                limits += _limits_above(_CGROUP / "memory" / path.lstrip("/"), "memory.limit_in_bytes")
-    return min(limits)
-
-
-def _limits_above(folder: Path, name: str) -> list[int]:
-    """Return the limits of a control group and of the groups that contain it."""
-    limits = []
-    for place in (folder, *folder.parents):
-        with contextlib.suppress(OSError, ValueError):  # no such group in this container, or no limit ("max")
-            limits.append(int((place / name).read_text()))
-    return limits
-
-
-def resident() -> int:
-    """Return the resident bytes of this process; 0 without Linux."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
 def memory_share() -> float:
     """Return the share of a worker's memory limit above which Dask pauses or ends it."""
     import dask
@@ -110,8 +81,8 @@ def answer(expected: str, question: bytes) -> dict[str, object]:
     found: dict[str, object] = {
         "host": platform.node(),
         "pid": os.getpid(),
-        "host_limit": host_limit(),
-        "resident": resident(),
+        "host_limit": host_memory(),
+        "resident": resident_memory(),
         "memory_share": memory_share(),
         "steals": bool(dask.config.get("distributed.scheduler.work-stealing", False)),
     }

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from spdist.foundation.memory import host_memory
 from spdist.storage.formats.hdf5.description import Description, RefusedError, Settings
 
 CPU_SECONDS = 2
@@ -55,8 +56,7 @@ def limit_time(seconds: float = CPU_SECONDS) -> None:
 
 def growth_for(size: int) -> int:
     """Return the bytes by which the process may grow for a MATLAB file of this size: at most half of the memory."""
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return min(GROWTH_BYTES + MATLAB_GROWTH * size, max(half, GROWTH_BYTES))
+    return min(GROWTH_BYTES + MATLAB_GROWTH * size, max(host_memory() // 2, GROWTH_BYTES))
 
 
 @contextmanager
