@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import yaml
 
@@ -448,6 +449,39 @@ def test_sbatch_script_ends_when_its_workers_do(long_job, slurm, tmp_path):
     assert done.returncode == 1
     assert "no such node" in done.stderr
     assert "ended before the job" in done.stderr
+    assert not list(folder.glob(".spdist-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "most", "code"), [("dask scheduler", 3, 0), ("dask worker", 3, 0), ("dask worker", 0, 1)]
+)
+def test_sbatch_script_goes_on_after_a_loss(long_job, slurm, tmp_path, words, most, code):
+    """Nobody is asked: scheduler and workers start again, within a bound, and the job resumes."""
+    folder, reference = long_job
+    process = begin(folder, "bash", SBATCH, "job.yaml", env={**slurm, "SPDIST_MAX_LOSSES": str(most)})
+    lost = [child for child in psutil.Process(process.pid).children() if words in " ".join(child.cmdline())]
+    assert len(lost) == 1
+    for victim in [*lost[0].children(recursive=True), *lost]:
+        victim.kill()
+    out, errors = process.communicate(timeout=200)
+    assert process.returncode == code, out + errors
+    assert not list(folder.glob(".spdist-*"))
+    if code:
+        assert "were lost 1 times (SPDIST_MAX_LOSSES)" in errors
+    else:
+        assert "starting them again (1 of 3)" in out
+        assert files(folder / "C.zarr") == reference
+
+
+@pytest.mark.slow
+def test_sbatch_script_refuses_a_scheduler_that_other_nodes_cannot_reach(long_job, slurm, tmp_path):
+    folder, _ = long_job
+    environment = {**slurm, "SLURM_JOB_NUM_NODES": "2", "SPDIST_INTERFACE": "lo"}
+    command = ["bash", SBATCH, "job.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=100, env=environment)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "listens on 127.0.0.1" in done.stderr
     assert not list(folder.glob(".spdist-*"))
 
 
