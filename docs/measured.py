@@ -646,7 +646,10 @@ def large_clusters(name: str) -> str:
         f"Blocks take {first['seconds']:g} s, up to {100 * first['spread']:.0f} % more or less; one in {1 / first['slow']:,.0f} takes ten times as long. "
         f"A worker holds {first['in_flight']}\nblocks and writes {first['worker_storage'] / 1e9:g} GB/s. *Busy*: share of the time in which workers multiply. *After*: from the end\n"
         "of the last block to the end of the run. *Driver*: its own time for a block, on the machine that simulated.\n\n"
-        + table(["cluster", "workers", "blocks of C", "storage", "time", "busy", "after", "spilled", "driver", "memory"], lines)
+        + table(
+            ["cluster", "workers", "blocks of C", "storage", "time", "busy", "after", "spilled", "driver", "memory"],
+            lines,
+        )
         + f"\n{source(name)}"
     )
 
