@@ -273,7 +273,7 @@ class ProductDriver(Driver):
         self._counted.clear()
         for block in last.values() if self._may_spill and self.window.remaining else ():
             if self.assigner.is_stuck(block.worker):
-                reserve = (self.plan.c.nnz - self.done.nnz) * self.plan.c.entry_bytes
+                reserve = max(self.plan.c.nnz - self.done.nnz, 0) * self.plan.c.entry_bytes
                 block.multiplied = self.executor.submit(
                     "spill", block.task, self.layout.url, reserve, key=(block.task.number, 0), worker=block.worker,
                     after=[block.multiplied],

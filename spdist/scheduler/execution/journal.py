@@ -110,19 +110,18 @@ class DurableChunks:
         if self._looks is None and self._asked < self.count:
             first, count = max(self._asked, self.count - BATCH), self.count
             self._asked = count
-            expected = [self._known[array.name].table(first)[: count - first] for array in self._arrays]
-            self._looks = self._thread.submit(self._see, first, expected)
+            self._looks = self._thread.submit(self._see, first, count)
             if wait:
                 self.look(wait=True)
 
-    def _see(self, first: int, expected: list[Table]) -> None:
-        for array, sums in zip(self._arrays, expected, strict=True):
-            self._see_late(array, first, sums)
+    def _see(self, first: int, last: int) -> None:
+        for array in self._arrays:
+            self._see_late(array, first, last)
 
-    def _see_late(self, array: ChunkedArray, first: int, expected: Table) -> None:
-        """Compare stored checksums; wait a while for Zarr chunks that are not seen yet."""
-        deadline, last = time.monotonic() + LATE_FILE_SECONDS, first + len(expected)
-        while not is_seen(array, first, expected):
+    def _see_late(self, array: ChunkedArray, first: int, last: int) -> None:
+        """Compare stored checksums; wait a while for Zarr chunks that are not seen yet, or were just written again."""
+        deadline = time.monotonic() + LATE_FILE_SECONDS
+        while not is_seen(array, first, expected := self._known[array.name].table(first)[: last - first]):
             if time.monotonic() > deadline or self._closed.is_set():
                 unseen = (k for k in range(first, last) if not is_seen(array, k, expected[k - first : k - first + 1]))
                 raise UnseenChunkError(array, next(unseen, first))
