@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import record
+from scheduling import NONE, NothingLooked
 
 from spdist.scheduler.execution.driver import ProductDriver
 from spdist.scheduler.execution.executor import Handle, RunCosts
-from spdist.scheduler.execution.journal import DurableChunks, Journal
+from spdist.scheduler.execution.journal import Journal
 from spdist.scheduler.execution.records import BlockCounts, BlockTask
 from spdist.scheduler.execution.telemetry import Progress, RunCallbacks
 from spdist.scheduler.execution.worker_process import resident_memory
@@ -34,7 +35,6 @@ from spdist.storage.writer import Layout
 
 ENTRY_BYTES = 12
 NO_ENDS = np.empty(0, np.int64)
-NONE = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True)
@@ -167,13 +167,6 @@ class SimulatedExecutor:
     def workers_that_see(self, array: Any, k: int) -> list[str]:
         """Return nobody."""
         return []
-
-
-class NothingLooked(DurableChunks):
-    """Believes what it is told: there are no Zarr chunks to look at."""
-
-    def look(self, *, wait: bool = False) -> None:
-        """Look at nothing."""
 
 
 def plan_of(cluster: Cluster) -> Plan:

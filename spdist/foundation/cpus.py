@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from pathlib import Path
+
+from spdist.foundation.memory import control_groups
 
 SYSTEM = Path("/")
 
@@ -56,21 +59,8 @@ def cpu_quota(system: Path) -> float:
 
     `system`: the root directory.
     """
-    try:
-        lines = (system / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # another system than Linux
-        return float("inf")
-    found = [float("inf")]
-    for line in lines:
-        number, names, path = line.split(":", 2)
-        is_second = number == "0" and not names  # version 2 has one hierarchy
-        if is_second or "cpu" in names.split(","):
-            mount = system / "sys/fs/cgroup" / names
-            group = mount / path.lstrip("/")
-            above = [group, *group.parents]
-            folders = above[: above.index(mount) + 1]
-            found.extend(_second_quota(folder) if is_second else _first_quota(folder) for folder in folders)
-    return min(found)
+    groups = control_groups(system, "cpu")
+    return min((_second_quota(one) if is_second else _first_quota(one) for one, is_second in groups), default=math.inf)
 
 
 def _second_quota(folder: Path) -> float:

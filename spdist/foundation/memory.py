@@ -19,7 +19,7 @@ def memory_limits(system: Path = SYSTEM) -> dict[str, int]:
     `system`: the root directory.
     """
     limits = {"machine": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
-    of_groups = [limit for limit, _ in _control_groups(system)]
+    of_groups = [limit for limit, _ in _limits_of_groups(system)]
     if of_groups and min(of_groups) < limits["machine"]:
         limits["control group"] = min(of_groups)
     with contextlib.suppress(KeyError, ValueError):
@@ -38,7 +38,7 @@ def available_memory(system: Path = SYSTEM) -> int:
 
     `system`: the root directory.
     """
-    free = [limit - used for limit, used in _control_groups(system)]
+    free = [limit - used for limit, used in _limits_of_groups(system)]
     try:
         lines = (system / "proc/meminfo").read_text().splitlines()
         free.append(next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
@@ -65,28 +65,33 @@ def _slurm_bytes() -> int:
     return (int(given["SLURM_MEM_PER_CPU"]) * int(given["SLURM_CPUS_ON_NODE"])) << 20
 
 
-def _control_groups(system: Path) -> Iterator[tuple[int, int]]:
+def _limits_of_groups(system: Path) -> Iterator[tuple[int, int]]:
     """Yield limit and used bytes of this process's control groups, and of those that contain them, if they have limits.
 
     Cached files that were not read lately do not count as used: the system drops them first.
     """
+    for folder, is_second in control_groups(system, "memory"):
+        names = ("memory.max", "memory.current") if is_second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        with contextlib.suppress(OSError, ValueError):  # no such group in this container, or no limit ("max")
+            limit, used = (int((folder / name).read_text()) for name in names)
+            cached = _value(folder / "memory.stat", "inactive_file" if is_second else "total_inactive_file")
+            yield limit, max(0, used - cached)
+
+
+def control_groups(system: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of this process's control groups and of those that contain them; whether of version 2.
+
+    `system`: the root directory. `controller`: the resource, which groups of version 1 are for.
+    """
     with contextlib.suppress(OSError):  # no Linux
         for line in (system / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            mount = system / "sys/fs/cgroup"
-            if not controllers:
-                names, cached = ("memory.max", "memory.current"), "inactive_file"
-            elif "memory" in controllers.split(","):
-                mount /= "memory"
-                names, cached = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"
-            else:
-                continue
-            group = mount / path.lstrip("/")
-            above = [group, *group.parents]
-            for folder in above[: above.index(mount) + 1]:
-                with contextlib.suppress(OSError, ValueError):  # no such group in this container, or no limit ("max")
-                    limit, used = (int((folder / name).read_text()) for name in names)
-                    yield limit, max(0, used - _value(folder / "memory.stat", cached))
+            if not controllers or controller in controllers.split(","):  # version 2 has one hierarchy
+                mount = system / "sys/fs/cgroup" / controllers
+                group = mount / path.lstrip("/")
+                above = [group, *group.parents]
+                for folder in above[: above.index(mount) + 1]:
+                    yield folder, not controllers
 
 
 def _value(path: Path, name: str) -> int:
