@@ -180,6 +180,9 @@ class OutputOptions:
         False, "take over from a run on another host that writes there and had no heartbeat for a minute"
     )
     names: bool = option(True, "the result gets no names of rows and columns", flag="no_names")
+    part: str | tuple[int, int] | None = option(
+        None, "make only the rows of part K of N; C is whole when all parts are", "K/N"
+    )
     check: bool = option(False, "check C at the end", flag="verify")
     record: str | Path | None = option(
         None, "write what each stage of each block took, one JSON object per line", "FILE"
@@ -359,6 +362,7 @@ class MatmulKeywords(StoredKeywords, total=False):
 class MultiplyKeywords(StoredKeywords, total=False):
     """Keywords of `spdist.multiply`."""
 
+    part: str | tuple[int, int] | None
     check: bool
     record: str | Path | None
     report: str | Path | None

@@ -90,7 +90,10 @@ def read_job(workflow: Workflow, path: Path, settings: Sequence[str]) -> Job:
         if content.get(key) is None:
             raise JobError(f"{key} is missing; add a line `{key}: PATH`")
     given = {key: read_value(readers[key], key, value) for key, value in content.items() if value is not None}
-    job = workflow.job(**{"report": str(path.with_suffix(".report.json")), **given})
+    report = Path(given.get("report") or path.with_suffix(".report.json"))
+    if part := given.get("part"):  # each has a report of its own
+        report = report.with_name(f"{report.stem}.part-{part.replace('/', '-of-')}{report.suffix}")
+    job = workflow.job(**given | {"report": str(report)})
     check_workers(job)
     check_paths(workflow.matrices, job, files=workflow.files)
     return job
@@ -262,7 +265,9 @@ def product_summary(result: dict[str, Any], what: str) -> str:
     """
     checked = f"; verified: {result['verification']['reason']}" if result["verification"] else ""
     took = f"{counted(result['blocks'], 'block')}, {result['seconds']:.1f} s"
-    return f"{result['state']}: {counted(result['nnz'], what)}, {took}{checked}"
+    part = f"part {result['part']}, " if result.get("part") else ""
+    left = f"; still to be made: parts {', '.join(map(str, result['missing']))}" if result.get("missing") else ""
+    return f"{result['state']}: {part}{counted(result['nnz'], what)}, {took}{checked}{left}"
 
 
 class Parser(argparse.ArgumentParser):

@@ -13,6 +13,7 @@ stopped by a signal before the end: run it again. workflows/multiply.yaml explai
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,21 @@ def axis_of(value: object) -> int:
     if job_file.number(value) not in (0, 1):
         raise ValueError("is no axis; write 1 for rows or 0 for columns")
     return int(value)
+
+
+FIRST_TASK = {"SLURM_ARRAY_TASK_ID": "1", "JOB_COMPLETION_INDEX": "0", "PBS_ARRAY_INDEX": "1", "LSB_JOBINDEX": "1"}
+"""What batch systems call the number of a task in an array job, and the number of the first one."""
+
+
+def part_of(value: object) -> str:
+    """Accept K/N, and array/N in an array job: the part that has the number of the task."""
+    word, _, count = job_file.text_of(value).partition("/")
+    if word != "array":
+        return f"{word}/{count}"
+    for name, first in FIRST_TASK.items():
+        if number := os.environ.get(name):
+            return f"{int(number) - int(os.environ.get('SLURM_ARRAY_TASK_MIN', first)) + 1}/{count}"
+    raise ValueError(f"needs an array job, which sets one of {', '.join(FIRST_TASK)}; write K/N outside of one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +64,7 @@ class Job(job_file.ProductJob):
     axis: int = job_file.key(axis_of, 1)
     transpose_a: bool = False
     transpose_b: bool = False
+    part: str | None = job_file.key(part_of, None)
     verify: bool = True
     steal: bool = False
     record: str | None = None
@@ -58,7 +75,9 @@ def run(job: Job, log: jobs.Log) -> dict[str, Any]:
     import spdist
 
     names = ("grid", "semiring", "mask", "complement", "triangle", "threshold", "top_n", "axis")
-    options = job.options(*names, "transpose_a", "transpose_b", "resume", "steal", "record") | {"check": job.verify}
+    options = job.options(*names, "transpose_a", "transpose_b", "part", "resume", "steal", "record") | {
+        "check": job.verify
+    }
     epilogue = spdist.Epilogue(job.scale_rows, job.scale_columns, None, job.normalize, job.drop_zeros)
     options |= {"epilogue": epilogue, "callbacks": log.callbacks()}
     return spdist.multiply(job.a, job.b, job.out, **options, **job.where()).to_json()

@@ -312,6 +312,12 @@ def multiply(
     transpose_a, transpose_b : bool
         Multiply by the transpose of A or B. A transposed copy lies next to C while the product runs, and takes space
         and time to write; it is written again to resume.
+    part : str or (int, int), optional
+        Make only some rows of C: ``"3/8"`` is the third of eight parts, each with about as many entries of A. The parts
+        are matrices in C's folder, made by calls of their own, in any order, on any hosts, each with its own `resume`
+        and `check`. The call that makes the last one makes C of them by its metadata; nothing is copied. spdist reads
+        such a C as any other; other programs read its parts. Not with `overwrite`, `transpose_a`, `transpose_b`,
+        `triangle` or ``axis=0``.
     check : bool
         Verify C at the end. With options that change rows, all rows are checked against the options, and some rows
         are recomputed: `Report.verification` says how many.

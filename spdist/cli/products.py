@@ -35,7 +35,7 @@ def add_product_verbs(verbs: Verbs) -> None:
     add_bins(sub)
     add_options(sub, PlanKeywords)
     sub = verbs.add("multiply", _multiply, "compute C = A @ B", a=MATRIX, b=MATRIX, c=PRODUCT)
-    add_options(sub, GridKeywords, WorkerKeywords, "check", "record", "report")
+    add_options(sub, GridKeywords, WorkerKeywords, "part", "check", "record", "report")
     add_options(sub, "transpose_a", "transpose_b", "axis")
     add_mode(sub)
     add_options(sub, ProductKeywords)

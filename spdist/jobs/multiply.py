@@ -6,10 +6,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from spdist.errors import InputError
 from spdist.foundation import phases
 from spdist.jobs.by_columns import multiply_by_columns
 from spdist.jobs.by_rows import multiply_by_rows
 from spdist.jobs.operands import MatrixLike, open_factors, resolved, stored_spec
+from spdist.jobs.part import multiply_part
 from spdist.jobs.predicting.run_time import record_seen
 from spdist.jobs.report import Callbacks, Report, record_density, record_phases
 from spdist.jobs.reports.density import density_maps
@@ -93,6 +95,10 @@ def _multiply(
     shapes = (m.full_shape[::-1] if flag else m.full_shape for m, flag in zip((a, b), flags, strict=True))
     (nrows, _), (_, ncols) = shapes
     check_axes(request.target, (nrows, ncols), "csr_matrix" if a.blocksize is None else "bsr_matrix")
+    if output.part is not None:
+        if by_columns:
+            raise InputError(f"part={output.part!r}: a product in parts is made by rows: leave out axis=0")
+        return multiply_part(request, begin)
     report = multiply_by_columns(request) if by_columns else multiply_by_rows(request, begin)
     refresh_parent_metadata(request.target)
     return replace(report, seconds=time.perf_counter() - begin) if by_columns and report.blocks else report

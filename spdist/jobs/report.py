@@ -64,6 +64,10 @@ class Report(Displayed):
         Wall seconds of consecutive phases: "start", "plan", "compile", "transpose", "run", "verify" and "close", those
         that took any time. They add up to the wall time of the call; of the command line, from the start of the
         process. Stages are parts of "run", and overlap.
+    part : str
+        The part of C that was made, as ``"3/8"``; empty for all of C. Entries and blocks are of the part.
+    missing : list of int
+        The parts that are still to be made, by this or other runs; C is whole when none is.
 
     Examples
     --------
@@ -86,6 +90,8 @@ class Report(Displayed):
     verification: dict[str, Any] | None = None
     block_size: tuple[int, int] | None = None
     phases: dict[str, float] = field(default_factory=dict)
+    part: str = ""
+    missing: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as ``spdist multiply --json`` prints it."""
@@ -121,6 +127,11 @@ class Report(Displayed):
                 f"engine {self.engine}; worst worker used {memory}; bounded by {self.bound_by}"
             )
             parts = [phase_table(self.phases), self._stage_table(), line]
+        if self.part:
+            left = ", ".join(map(str, self.missing[:12])) + (", ..." if len(self.missing) > 12 else "")
+            parts.append(
+                f"part {self.part}; " + (f"still to be made: {left}" if left else "all parts are made: C is whole")
+            )
         if self.verification is not None:
             parts.append(verification_line(self.verification))
         return parts

@@ -187,6 +187,10 @@ class ChunkedArray:
         """Return Zarr's key of chunk `k`, relative to the matrix."""
         return self.files.key(k)
 
+    def chunk_keys(self) -> list[str]:
+        """Return the keys of all Zarr chunks, relative to the matrix."""
+        return [self.key(k) for k in range(self.nchunks)]
+
     @property
     def files(self) -> ChunkFiles:
         """The files of the Zarr chunks."""

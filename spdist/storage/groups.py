@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,9 @@ SEAL_VERSION = 1
 
 METADATA_FILES = ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata")
 """Names of the files in which Zarr keeps metadata, of version 3 and 2."""
+
+PART_NAME = re.compile(r"\d+-of-\d+")
+"""Names of the folders in which the parts of a matrix lie."""
 
 Member: TypeAlias = "zarr.Array[Any] | dict[str, Any]"
 """An array of a group: Zarr's, or its document if it is as spdist writes it."""
@@ -205,6 +209,11 @@ def _open_group(location: Location) -> zarr.Group:
                 raise MatrixError(
                     f"{location}: a dense array, and products read sparse matrices; `spdist import --dense {location} "
                     f"A.zarr` stores its nonzeros"
+                ) from error
+            if made := sorted({name for name in location.names() if PART_NAME.fullmatch(name)}):
+                raise MatrixError(
+                    f"{location}: an unfinished product in parts, of which {', '.join(made[:9])} are begun; "
+                    f"`spdist multiply A B {location} --part K/N` makes the others"
                 ) from error
             raise MatrixError(f"{location}: not a Zarr group; convert files with `spdist import`") from error
 

@@ -15,6 +15,8 @@ blocks. Four rules keep wrong bytes out of a product:
   the group's attributes hold digests of the tables and of all metadata (`groups.check_seal`).
 * The arrays' metadata and the encoding attributes are written last: no reader accepts an unfinished matrix.
 
+A matrix in parts is a group of such groups, each with some of the rows, in spdist's own encoding ``spdist_parts``.
+
 Rows and columns may have names, in arrays of bytes beside the others or in an AnnData around the matrix (`names`).
 """
 
@@ -29,7 +31,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from spdist.errors import InputError, MatrixError, one_line
+from spdist.errors import CorruptError, InputError, MatrixError, one_line
 from spdist.foundation.display import Displayed, Part, Table
 from spdist.foundation.units import counted, format_bytes
 from spdist.matrices.checks import check_canonical
@@ -43,10 +45,14 @@ from spdist.storage.groups import ARRAYS
 from spdist.storage.lock import readable_url
 from spdist.storage.names.names import AxisNames, NameArray
 from spdist.storage.names.of_matrix import names_of
+from spdist.storage.parts.arrays import Joined
 from spdist.stores.registry import at, normalise
 
 READ_CHUNKS = 2
 """Zarr chunks of each array that one read of scattered rows decodes at a time."""
+
+PARTS = "spdist_parts"
+"""Encoding of a matrix whose rows lie in several; the attribute ``spdist`` lists their folders, and their seals."""
 
 Allocate = Callable[[int, np.dtype[Any]], ValueArray]
 """Function that takes a number of elements and their dtype and returns an array to fill."""
@@ -441,6 +447,8 @@ def open_matrix(url: str | Path) -> StoredMatrix:
             f"{url}: stored by columns (csc_matrix), and products read rows; `spdist import {url} A.zarr` sorts it "
             f"into rows"
         )
+    if kind == PARTS and isinstance(facts.get("seal"), dict):
+        return _open_parts(url, facts)
     needed = {"csr_matrix": {"shape"}, "bsr_matrix": {"shape", "block-size"}}.get(kind)
     if needed is None or needed - set(attributes) or any(name not in members for name in ARRAYS):
         inside = f"; name a matrix in it, for instance {url}/X" if kind == "anndata" else ""
@@ -458,6 +466,30 @@ def open_matrix(url: str | Path) -> StoredMatrix:
     if size:
         shape = shape[0] // size[0], shape[1] // size[1]
     return _checked(StoredMatrix(url, shape, arrays["indptr"], arrays["indices"], arrays["data"], facts))
+
+
+def _open_parts(url: str, facts: dict[str, Any]) -> StoredMatrix:
+    """Open a matrix in parts; raise CorruptError if one is another than when they were joined."""
+    folders = tuple(one["name"] for one in facts["parts"])
+    parts = [open_matrix(f"{url}/{folder}") for folder in folders]
+    for part, one in zip(parts, facts["parts"], strict=True):
+        if part.facts.get("seal", {}).get("group") != one["seal"]:
+            raise CorruptError(f"{part.url}: is not the part that {url} was made of; restore it, or make both again")
+    rows, entries = [part.nrows for part in parts], [part.nnz for part in parts]
+
+    def joined(name: str, lengths: list[int], bases: list[int]) -> Any:
+        arrays = [getattr(part, name) for part in parts]
+        chunk = max(array.chunk for array in arrays)
+        return Joined(name, tuple(arrays), tuple(lengths), tuple(bases), chunk, arrays[0].dtype, folders)
+
+    return StoredMatrix(
+        url,
+        (sum(rows), parts[0].ncols),
+        joined("indptr", [*rows[:-1], rows[-1] + 1], [sum(entries[:i]) for i in range(len(parts))]),
+        joined("indices", entries, [0] * len(parts)),
+        joined("data", entries, [0] * len(parts)),
+        facts,
+    )
 
 
 def _checked(m: StoredMatrix) -> StoredMatrix:

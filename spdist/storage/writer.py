@@ -104,12 +104,12 @@ def finish_matrix(
         "spdist": {**facts, "state": "complete", "canonical": True},
     }
     arrays = [(layout.array(name), length) for name, length in lengths]
-    arrays += _write_names(layout.url, names)
+    arrays += write_names(layout.url, names)
     groups.finish_group(layout.url, arrays, attributes, None if checksums is None else vars(checksums))
     return open_matrix(layout.url)
 
 
-def _write_names(url: str, names: AxisNames) -> Iterator[tuple[ChunkedArray, int]]:
+def write_names(url: str, names: AxisNames) -> Iterator[tuple[ChunkedArray, int]]:
     """Write the names that there are; yield their arrays, and the bytes that each holds."""
     for name, axis in zip(NAME_ARRAYS, names, strict=True):
         if axis is not None:
@@ -218,8 +218,10 @@ class MatrixWriter:
             self._offsets.append(np.zeros(1, np.int64))
 
 
-def _has_form(array: ChunkedArray, layout: Layout) -> bool:
-    """Whether an array's Zarr chunks are as a layout writes them."""
+def _has_form(array: object, layout: Layout) -> bool:
+    """Whether an array's Zarr chunks are as a layout writes them; not those of several arrays in one."""
+    if not isinstance(array, ChunkedArray):
+        return False
     documents = [json.loads(one.metadata) | {"shape": None} for one in (array, layout.array(array.name))]
     return bool(documents[0] == documents[1])
 

@@ -13,6 +13,7 @@ from spdist.storage.checksums import NOTE
 from spdist.storage.chunked_array import ChunkedArray
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.storage.names.of_matrix import named_arrays, open_names
+from spdist.storage.parts.arrays import arrays_of
 from spdist.stores.names import FAMILY
 from spdist.stores.registry import at
 
@@ -102,20 +103,24 @@ def _open(url: str, attributes: dict[str, Any], problems: _Problems) -> StoredMa
 
 def _arrays(matrix: StoredMatrix) -> list[ChunkedArray]:
     names = [open_names(matrix.url, name, matrix.facts) for name in named_arrays(matrix.facts)]
-    return [matrix.indptr, matrix.indices, matrix.data, *names]
+    own = (matrix.indptr, matrix.indices, matrix.data)
+    return [array for one in own for array in arrays_of(one)] + names
 
 
 def _check_content(matrix: StoredMatrix, problems: _Problems, progress: Callable[[int, int], None]) -> None:
     """Read all Zarr chunks, then the structure if no Zarr chunk that says it is damaged."""
-    total, done, damaged = sum(array.nchunks for array in _arrays(matrix)), 0, []
-    for array in _arrays(matrix):
+    arrays, done, damaged = _arrays(matrix), 0, 0
+    total = sum(array.nchunks for array in arrays)
+    for array in arrays:
         start = done
-        damaged.append(problems.add(_damage(array, lambda k, start=start: progress(start + k, total))))  # type: ignore[misc]
+        found = problems.add(_damage(array, lambda k, start=start: progress(start + k, total)))  # type: ignore[misc]
+        damaged += found if array.name in ("indptr", "indices") else 0
         done += array.nchunks
         if array.table:
             problems.add(_strays(array))
-    problems.add(_remains_inside(matrix.url))
-    if not any(damaged[:2]):
+    for url in dict.fromkeys([matrix.url, *(array.url for array in arrays)]):
+        problems.add(_remains_inside(url))
+    if not damaged:
         try:
             matrix.check()
         except SpdistError as error:

@@ -161,8 +161,9 @@ def jobs():
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_job_files_fit_the_pods(layer, jobs):
+def test_job_files_fit_the_pods(layer, jobs, monkeypatch):
     """They have keys that the batch entry knows, name mounted folders, and leave the pod enough memory."""
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
     resources, files = built(layer)
     contents = {name: jobs.read(path) for name, path in files.items()}
     for resource in resources:
@@ -186,6 +187,16 @@ def test_job_files_fit_the_pods(layer, jobs):
                 for job in contents.values() if takes_blocks and limit else ():
                     own = job.get("memory_limit") if "engine" not in job else job["host_limit"]
                     assert 1.15 * parse_bytes(str(own)) + PYTHON_BYTES <= parse_bytes(f"{limit}B")
+
+
+def test_there_is_a_pod_for_each_part(jobs, monkeypatch):
+    resources, files = built("parts")
+    (job,) = (one for one in resources if one["kind"] == "Job")
+    parts = []
+    for i in range(job["spec"]["completions"]):
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(i))
+        parts.append(jobs.read(files["multiply.yaml"])["part"])
+    assert parts == ["1/4", "2/4", "3/4", "4/4"]
 
 
 @pytest.mark.parametrize("layer", LAYERS)

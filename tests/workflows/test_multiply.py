@@ -95,6 +95,31 @@ def test_job_gives_the_product_and_a_report(run, scheduler, capsys):
     assert json.loads(Path("again.json").read_text())["result"]["state"] == "already finished"
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_TASK_MIN": "0"},
+        {"JOB_COMPLETION_INDEX": "0"},
+        {"PBS_ARRAY_INDEX": "1"},
+        {"LSB_JOBINDEX": "1"},
+    ],
+)
+def test_tasks_of_an_array_job_make_parts(run, monkeypatch, capsys, variables):
+    """Each task makes the part of its number, with a report of its own; the last one makes C whole."""
+    for name, first in variables.items():
+        monkeypatch.setenv(name, first)
+    assert run({**GOOD, "part": "array/2"}) == 0
+    assert "part 1/2" in capsys.readouterr().out
+    assert json.loads(Path("job.report.part-1-of-2.json").read_text())["result"]["missing"] == [2]
+    number = next(iter(variables))
+    monkeypatch.setenv(number, str(int(variables[number]) + 1))
+    assert run({**GOOD, "part": "array/2"}, "report=said.json") == 0
+    assert "part 2/2" in capsys.readouterr().out
+    assert json.loads(Path("said.part-2-of-2.json").read_text())["result"]["missing"] == []
+    m = random_matrix(300, 300, 8, 1)
+    assert_is_product(read("C.zarr"), m, m, 1e-12)
+
+
 def test_settings_replace_the_file(run, scheduler):
     text = "a: nowhere.zarr\nb: A.zarr\nout: C.zarr\nworkers: 3\n"
     settings = ("a=A.zarr", "workers=null", f"scheduler={scheduler}", "verify=false", "grid=3,1,1", "report=r.json")
@@ -194,6 +219,8 @@ BAD = {
     "workers text": ({**GOOD, "workers": "two"}, r"workers: 'two' is not a whole number of at least 1; .*null"),
     "workers none": ({**GOOD, "workers": 0}, r"workers: 0 is not"),
     "workers true": ({**GOOD, "workers": True}, r"workers: True is not"),
+    "no array job": ({**GOOD, "part": "array/2"}, r"part: 'array/2' needs an array job, which sets one of SLURM_"),
+    "part": ({**GOOD, "part": "3/2"}, r"part='3/2': write K/N, part K of N"),
     "verify": (
         {**GOOD, "verify": "yes"},
         r"verify: 'yes' is neither true nor false; write one of them, without quotes",

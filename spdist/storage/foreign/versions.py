@@ -16,6 +16,7 @@ import numpy as np
 
 from spdist.errors import CorruptError, MatrixError
 from spdist.matrices.dtypes import Int64Array
+from spdist.storage import groups
 from spdist.storage.lock import is_held
 from spdist.storage.matrix import StoredMatrix, open_matrix
 from spdist.stores.registry import at
@@ -91,7 +92,7 @@ def _change(matrix: StoredMatrix, before: _Versions) -> str:
     if difference is None:
         return "its content" if now == matrix else "its metadata"
     name, k = difference
-    return f"Zarr chunk {k} of array '{name}', {getattr(matrix, name).key(k)}"
+    return f"Zarr chunk {k} of array '{name}', {getattr(matrix, name).chunk_keys()[k]}"
 
 
 def _first_difference(before: _Versions, after: _Versions) -> tuple[str, int] | None:
@@ -106,7 +107,7 @@ def _first_difference(before: _Versions, after: _Versions) -> tuple[str, int] | 
 
 
 def _versions_of(m: StoredMatrix) -> _Versions:
-    arrays = m.indptr, m.indices, m.data
-    numbers, can_tell = at(m.url).versions([array.key(k) for array in arrays for k in range(array.nchunks)])
-    parts = np.split(np.array(numbers, np.int64), np.cumsum([array.nchunks for array in arrays])[:-1])
-    return _Versions(dict(zip((array.name for array in arrays), parts, strict=True)), can_tell)
+    keys = [array.chunk_keys() for array in (m.indptr, m.indices, m.data)]
+    numbers, can_tell = at(m.url).versions([key for some in keys for key in some])
+    parts = np.split(np.array(numbers, np.int64), np.cumsum([len(some) for some in keys])[:-1])
+    return _Versions(dict(zip(groups.ARRAYS, parts, strict=True)), can_tell)

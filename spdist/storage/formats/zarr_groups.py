@@ -22,9 +22,10 @@ from spdist.storage.checksums import ChunkFiles
 from spdist.storage.chunked_array import CHUNK_BYTES, ChunkedArray, from_zarr
 from spdist.storage.foreign.decoded_size import codecs_of
 from spdist.storage.foreign.parents import members_of
-from spdist.storage.formats.compressed_rows import Arrays, import_compressed, import_coordinates
+from spdist.storage.formats.compressed_rows import ENTRIES, Arrays, import_compressed, import_coordinates
 from spdist.storage.formats.dense_rows import check_dense, import_dense
 from spdist.storage.formats.source import Import, check_numbers, foreign
+from spdist.storage.matrix import PARTS, open_matrix
 from spdist.storage.names.of_matrix import names_of
 from spdist.stores.registry import at
 
@@ -50,7 +51,7 @@ def is_zarr(url: str) -> bool:
 
 
 def import_zarr(job: Import) -> None:
-    """Import a matrix in Zarr that another program wrote, with the names that the AnnData around it has.
+    """Import a matrix in Zarr that another program wrote, with the names of the AnnData around it; or one in parts.
 
     Raises `InputError` if it is a matrix of spdist's, or a dense array and `dense` was not asked for.
     Raises `MatrixError` if there is no such matrix, or it is damaged.
@@ -64,6 +65,8 @@ def import_zarr(job: Import) -> None:
         _import_binsparse(job, url, attributes["binsparse"])
     elif kind in ("csr_matrix", "csc_matrix"):
         _import_compressed(job, url, str(kind))
+    elif kind == PARTS:
+        _import_parts(job, url)
     else:
         raise _no_matrix(job, url, kind)
 
@@ -83,7 +86,7 @@ def _matrix_in(job: Import) -> tuple[str, dict[str, Any]]:
         others = [name for name in members_of(url) if name != "X"]
         job.reading.left_out += others
     if not inner:
-        if groups.facts_of(attributes) and "binsparse" not in attributes:
+        if groups.facts_of(attributes) and not {"binsparse", "parts"} & {*attributes, *groups.facts_of(attributes)}:
             raise InputError(
                 f"{url} is a matrix of spdist's, which needs no import: give spdist plan or multiply its path"
             )
@@ -185,6 +188,14 @@ def _import_compressed(job: Import, url: str, kind: str) -> None:
     job.reading.found.append(kind)
     arrays = Arrays(found["indptr"], found["indices"], found["data"], url)
     import_compressed(named, shape, arrays, by_columns=kind == "csc_matrix")
+
+
+def _import_parts(job: Import, url: str) -> None:
+    """Write a matrix in parts as one."""
+    m = open_matrix(url)
+    job.reading.found.append("csr_matrix in parts")
+    blocks = (m.rows(start, stop) for start, stop, _ in m.row_blocks(ENTRIES))
+    replace(job, names=m.names).write(blocks, m.ncols, m.dtype, m.nnz)
 
 
 def _numbers(value: object) -> list[Any]:
