@@ -1,4 +1,4 @@
-# make demo | test | torture | mutate | check | matrix | docs | gpu | bench | kernels | wheel | clean. The first of them sets up .venv; nothing else is needed beforehand.
+# make demo | test | torture | mutate | check | matrix | docs | gpu | slurm | bench | kernels | wheel | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
 # Three test files at a time, on two cores too: many tests wait for processes of their own.
@@ -8,13 +8,13 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test torture mutate check ruff mypy doctests figures site matrix docs gpu bench kernels wheel clean
+.PHONY: demo test torture mutate check ruff mypy doctests figures site matrix docs gpu slurm bench kernels wheel clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
 
 test: .venv/installed
-	@$(PYTEST) -m "not gpu"
+	@$(PYTEST) -m "not gpu and not slurm"
 
 # Faults injected for hours: make torture COUNT=1000 SEED=7 JOBS=8 BUDGET=3600 (seconds)
 torture: .venv/installed
@@ -75,6 +75,9 @@ docs: .venv/docs-installed
 gpu: .venv/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,cu13]"
 	@$(BIN)/pytest -m gpu
+
+slurm: .venv/installed  # on a machine that reaches SLURM; ON="words in front of its commands"
+	@SPDIST_SLURM='$(ON)' $(BIN)/pytest -m slurm tests/deploy/test_slurm.py
 
 bench: .venv/installed
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done

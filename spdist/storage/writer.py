@@ -219,7 +219,7 @@ class MatrixWriter:
 
 
 def _has_form(array: object, layout: Layout) -> bool:
-    """Whether an array's Zarr chunks are as a layout writes them; not those of several arrays in one."""
+    """Whether an array's Zarr chunks are as a layout writes them; not where several arrays make one."""
     if not isinstance(array, ChunkedArray):
         return False
     documents = [json.loads(one.metadata) | {"shape": None} for one in (array, layout.array(array.name))]

@@ -25,7 +25,7 @@ TEST_SECONDS = 60
 """Seconds after which a test counts as one that hangs, which kills the mutant."""
 SKIPPED = ("tests/torture/", "tests/benchmarks/", "tests/test_docs.py", "tests/test_measured.py", "tests/mutation/")
 """Tests that say nothing about one line, or take minutes."""
-OPTIONS = ("-q", "--no-header", "-p", "no:cacheprovider", "-m", "not gpu")
+OPTIONS = ("-q", "--no-header", "-p", "no:cacheprovider", "-m", "not gpu and not slurm")
 SETTINGS = """
 [run]
 source_pkgs = spdist
