@@ -132,6 +132,23 @@ def test_a_matrix_in_parts_is_an_operand(operands: tuple[Path, Path, Any], tmp_p
     np.testing.assert_allclose(whole @ np.ones(700), c @ np.ones(700))
 
 
+@pytest.mark.gpu
+def test_parts_on_a_gpu(operands: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    a, b, c = operands
+    make(a, b, tmp_path / "C.zarr", engine="cuda", check=True)
+    assert is_equal(spdist.open(tmp_path / "C.zarr").to_scipy(), c)
+    spdist.transpose(tmp_path / "C.zarr", tmp_path / "T.zarr")
+    for left, right in (("T.zarr", "C.zarr"), ("C.zarr", "T.zarr")):
+        spdist.multiply(
+            tmp_path / left, tmp_path / right, tmp_path / "D.zarr", engine="cuda", overwrite=True, check=True
+        )
+    mask = sp.random_array((3000, 700), density=0.3, rng=np.random.default_rng(1), format="csr")
+    spdist.save(tmp_path / "M.zarr", mask)
+    make(a, b, tmp_path / "E.zarr", engine="cuda", mask=tmp_path / "M.zarr", top_n=4)
+    spdist.multiply(a, b, tmp_path / "F.zarr", mask=tmp_path / "M.zarr", top_n=4)
+    assert is_equal(spdist.open(tmp_path / "E.zarr").to_scipy(), spdist.open(tmp_path / "F.zarr").to_scipy())
+
+
 def test_it_is_imported_and_appended_to_as_one(operands: tuple[Path, Path, Any], tmp_path: Path) -> None:
     a, b, c = operands
     make(a, b, tmp_path / "C.zarr")
