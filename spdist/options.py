@@ -502,7 +502,7 @@ def options_of(function: Callable[..., Any], keywords: Mapping[str, object], /, 
     ... def store(url, **keywords):
     ...     return options_of(store, keywords, OutputOptions)
     >>> store("C.zarr", resume=True)
-    (OutputOptions(resume=True, overwrite=False, steal=False, names=True, check=False, record=None, report=None),)
+    (OutputOptions(resume=True, overwrite=False, steal=False, names=True, part=None, check=False, record=None, ...),)
     >>> store("C.zarr", again=True)
     Traceback (most recent call last):
         ...

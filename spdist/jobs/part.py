@@ -54,10 +54,15 @@ def multiply_part(request: ProductRequest, begin: float) -> Report:
     part = _request_of(request, number, count)
     at(part.target).make_parent()
     report = multiply_by_rows(part, begin)
-    missing = [k for k in range(1, count + 1) if not _is_made(_request_of(request, k, count))]
+    urls = [f"{request.target}/{part_name(k, count)}" for k in range(1, count + 1)]
+    found = [groups.read_facts(url) for url in urls]
+    missing = [k for k, facts in enumerate(found, 1) if facts.get("state") != "complete"]
     if not missing and "parts" not in earlier:
-        made = [open_matrix(f"{request.target}/{part_name(k, count)}") for k in range(1, count + 1)]
-        join_parts(request.target, made, product, request.names)
+        for k, facts in enumerate(found, 1):
+            one = _request_of(request, k, count)
+            if facts.get("product") != product_facts(one.a, one.b, one.spec)["product"]:
+                raise other_product(one.target)
+        join_parts(request.target, [open_matrix(url) for url in urls], product, request.names)
     return replace(report, part=f"{number}/{count}", missing=missing)
 
 
@@ -92,11 +97,3 @@ def _request_of(request: ProductRequest, number: int, count: int) -> ProductRequ
     )
     target = f"{request.target}/{part_name(number, count)}"
     return replace(request, a=rows_of(request.a, start, stop), spec=rows, target=target, names=NO_NAMES)
-
-
-def _is_made(part: ProductRequest) -> bool:
-    """Whether a part is whole, and of the same product."""
-    facts = groups.read_facts(part.target)
-    return facts.get("state") == "complete" and (
-        facts.get("product") == product_facts(part.a, part.b, part.spec)["product"]
-    )

@@ -181,6 +181,15 @@ def test_a_part_resumes_and_a_whole_c_is_done(operands: tuple[Path, Path, Any], 
     assert not list(out.glob("*-of-*"))
 
 
+def test_parts_of_two_products_are_not_joined(operands: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    a, b, _ = operands
+    spdist.multiply(a, b, tmp_path / "C.zarr", part="1/2", threshold=0.5)
+    with pytest.raises(ResumeError, match="1-of-2 is a product of other matrices or options"):
+        spdist.multiply(a, b, tmp_path / "C.zarr", part="2/2")
+    with pytest.raises(MatrixError, match="unfinished product in parts"):
+        spdist.open(tmp_path / "C.zarr")
+
+
 KILLED = """
 import sys
 import spdist
