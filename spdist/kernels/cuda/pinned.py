@@ -54,12 +54,17 @@ class Pool:
     """
 
     def __init__(self, most_idle: int | None = None) -> None:
-        self.most_idle = int(IDLE_SHARE * host_memory()) if most_idle is None else most_idle
+        self._most_idle = most_idle
         self.idle: list[Bytes] = []  # least recently used first
         self.most: int | None = None
         self.held = 0
         # Reentrant: the garbage collector may give memory back while this thread takes some.
         self.lock = threading.RLock()
+
+    @functools.cached_property
+    def most_idle(self) -> int:
+        """Most bytes that may be locked and idle; found out when memory is first locked, not on import."""
+        return int(IDLE_SHARE * host_memory()) if self._most_idle is None else self._most_idle
 
     def take(self, size: int) -> Bytes:
         """Lend `size` bytes, a size of `pinned_bytes`."""
@@ -147,20 +152,19 @@ def _touchers() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count_cpus(), "spdist-touch")
 
 
-@functools.cache
-def _pool() -> Pool:
-    return Pool()
+POOL = Pool()
+"""Of this process. Made on import: threads that asked for one at once would each make one, and lose all but one."""
 
 
 def bound_pinned(most: int | None) -> None:
     """Keep no idle memory while more than `most` bytes would be locked in all; None for no bound."""
-    _pool().most = most
+    POOL.most = most
 
 
 def free_pinned() -> None:
     """Give all idle page-locked memory back to the system, and remove the bound."""
-    _pool().shrink(0)
-    _pool().most = None
+    POOL.shrink(0)
+    POOL.most = None
 
 
 def pinned_bytes(size: int) -> int:
@@ -174,7 +178,7 @@ def pinned(size: int) -> Bytes:
 
     Raises `MemoryBoundError` if the system locks no more memory.
     """
-    return _pool().take(pinned_bytes(size))[:size]  # a copy of more bytes would overrun its target
+    return POOL.take(pinned_bytes(size))[:size]  # a copy of more bytes would overrun its target
 
 
 def reserve_pinned(size: int) -> None:
@@ -182,7 +186,7 @@ def reserve_pinned(size: int) -> None:
 
     Raises `MemoryBoundError` if the system locks no more memory.
     """
-    _pool().reserve(pinned_bytes(size))
+    POOL.reserve(pinned_bytes(size))
 
 
 def pageable(size: int) -> Bytes:

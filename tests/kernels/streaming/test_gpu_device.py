@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
+import importlib.util
 import math
 import sys
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -500,8 +503,37 @@ def test_few_sizes_are_kept(monkeypatch):
 def test_as_much_memory_as_was_asked_for(monkeypatch):
     """Whole arrays are uploaded: a longer array would overwrite memory behind its target."""
     monkeypatch.setattr(pinned, "_lock", lambda size: np.empty(size, np.uint8))
-    monkeypatch.setattr(pinned, "_pool", functools.cache(pinned.Pool))
+    monkeypatch.setattr(pinned, "POOL", pinned.Pool())
     assert [len(pinned.pinned(size)) for size in (0, 1, 1_000_000)] == [0, 1, 1_000_000]
+
+
+def test_threads_that_lock_memory_first_share_a_pool():
+    """Memory of a pool that another thread's replaces would be freed and stay locked: none could be locked there."""
+    spec = importlib.util.find_spec("spdist.kernels.cuda.pinned")
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    locked, unlocked, together = [], [], threading.Barrier(8)
+
+    def lock(size):
+        locked.append(np.empty(size, np.uint8))
+        return locked[-1]
+
+    def slow():
+        time.sleep(0.05)  # each thread is in the middle of it when the next one comes
+        return 1 << 40
+
+    fresh._lock, fresh._unlock, fresh.host_memory = lock, unlocked.append, slow
+
+    def take(_):
+        together.wait()
+        return fresh.pinned(1 << 20)
+
+    with ThreadPoolExecutor(8) as pool:
+        leases = list(pool.map(take, range(8)))
+    del leases
+    fresh.free_pinned()
+    assert len(locked) == 8
+    assert {id(memory) for memory in unlocked} == {id(memory) for memory in locked}
 
 
 def test_what_is_idle_longest_goes_first(monkeypatch):

@@ -128,7 +128,7 @@ def test_workers_write_the_product(tmp_path):
 
 
 @pytest.mark.parametrize("function", [
-    "spdist.storage.groups.finish_group", "spdist.storage.writer._write_names", "spdist.storage.notes.sync_metadata",
+    "spdist.storage.groups.finish_group", "spdist.storage.writer.write_names", "spdist.storage.notes.sync_metadata",
 ])  # fmt: skip
 def test_a_resumed_product_has_names(tmp_path, function):
     a = named(tmp_path / "A.zarr")
