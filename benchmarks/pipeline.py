@@ -283,14 +283,14 @@ def run_seconds(stages: Path) -> float:
     return max(line["begin"] + line["seconds"] for line in blocks) - min(line["begin"] for line in blocks)
 
 
-def stored(name: str, a: CSR, b: CSR, memory_limit: int, store: Path, workers: int) -> dict[str, Any]:
-    """Return the figures of a product from Zarr to Zarr under Dask."""
+def stored(name: str, a: CSR, b: CSR, memory_limit: int, around: Path, workers: int) -> dict[str, Any]:
+    """Return the figures of a product from Zarr to Zarr under Dask, in a new folder within `around`."""
     from spdist.api import products as api
     from spdist.storage.writer import MatrixWriter
     from spdist.stores.registry import at
 
-    shutil.rmtree(store, ignore_errors=True)
-    store.mkdir(parents=True)
+    around.mkdir(parents=True, exist_ok=True)
+    store = Path(tempfile.mkdtemp(prefix="spdist-", dir=around))
     paths = [store / "A.zarr", store / ("A.zarr" if b is a else "B.zarr")]
     for path, m in zip(paths, (a, b), strict=True):
         if not path.exists():
@@ -325,14 +325,14 @@ def thesis(name: str, a: CSR, b: CSR, rate: dict[str, float]) -> dict[str, Any]:
 
     from spdist.kernels.streaming import pipeline
     from spdist.kernels.streaming.gpu_device import Gpu
+    from spdist.kernels.streaming.layout import device_dtypes
 
     device = Gpu()
     locked, left = gpu_measure.ThereAndBack(a, b, a.dtype, once=True), a.to_scipy()
     a_locked = CSR(a.indptr, locked.operands[0].indices, locked.operands[0].data, a.shape)
 
     def ours(a: CSR) -> CSR:
-        if device.kinds is not None:
-            device.keep(None, device.kinds)  # B is sent again
+        device.keep(None, device_dtypes(a, a))  # B is sent again
         return pipeline.multiply(a, a, device)
 
     def plain() -> Any:
