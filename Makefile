@@ -1,4 +1,4 @@
-# make demo | test | torture | mutate | check | matrix | docs | gpu | slurm | image | bench | kernels | wheel | clean. The first of them sets up .venv; nothing else is needed beforehand.
+# make demo | test | torture | mutate | check | matrix | docs | gpu | slurm | image | bench | bench-gpu | bench-gpus | bench-compare | kernels | wheel | clean. The first of them sets up .venv; nothing else is needed beforehand.
 
 BIN := .venv/bin
 # Three test files at a time, on two cores too: many tests wait for processes of their own.
@@ -8,7 +8,7 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test torture mutate check ruff mypy doctests figures site matrix docs gpu slurm image bench kernels wheel clean
+.PHONY: demo test torture mutate check ruff mypy doctests figures site matrix docs gpu slurm image bench bench-gpu bench-gpus bench-compare kernels wheel clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
@@ -82,8 +82,12 @@ slurm: .venv/installed  # on a machine that reaches SLURM; ON="words in front of
 image:  # the container's steps without Docker, as root, with debootstrap; WITH="--mirror ... --bind ..."
 	@python3 deploy/try_image.py build/image $(WITH)
 
-bench: .venv/installed
-	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "$$script"; $(BIN)/python "$$script" || exit 1; done
+# Records of one commit: of two cores, of one GPU (PART=1 to 7, each below ten minutes), of two GPUs
+bench bench-gpu bench-gpus: .venv/installed
+	@$(BIN)/python benchmarks/suites.py $(subst bench,cores,$(@:bench-%=%)) $(if $(PART),--part $(PART)) $(if $(REAL),--real $(REAL))
+
+bench-compare: .venv/installed
+	@$(BIN)/python benchmarks/compare.py $(OLD) $(NEW)
 
 # GPU kernels compiled ahead, without a GPU: make kernels ARCHITECTURES="sm_90"; the wheel holds those that are there
 kernels: .venv/installed

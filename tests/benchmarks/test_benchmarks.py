@@ -14,10 +14,14 @@ ALL_FIELDS_SINCE = "2026-11-23T06"
 """When records began to name host, driver and whether files were changed since the commit."""
 sys.path.insert(0, str(ROOT / "benchmarks"))
 try:
+    import compare
     import record
 finally:
     sys.path.remove(str(ROOT / "benchmarks"))
-SCRIPTS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
+RUNNER = "suites.py"
+SCRIPTS = sorted(
+    path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text() and path.name != RUNNER
+)
 
 
 @pytest.mark.slow
@@ -30,6 +34,46 @@ def test_benchmark_runs_and_records(tmp_path, script):
     content = json.loads(out.read_text())
     assert set(record.FIELDS) <= set(content)
     assert content["command"].startswith("python")
+
+
+def test_suites_name_scripts_and_options_that_there_are():
+    """Each record has a name of its own, and each script takes the words that it is given."""
+    names = []
+    for suite in ("cores", "gpu", "gpus"):
+        command = [sys.executable, str(ROOT / "benchmarks" / RUNNER), suite, "--list"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        for line in listed.splitlines():
+            name, words = line.split(": ", 1)
+            script, *options = words.split()
+            assert script in SCRIPTS
+            text = (ROOT / "benchmarks" / script).read_text()
+            assert all(f'"{one.partition("=")[0]}"' in text for one in options if one.startswith("--")), line
+            names.append(name)
+    assert len(names) == len(set(names)) > 30
+
+
+def test_a_suite_says_what_failed_and_goes_on(tmp_path):
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / RUNNER),
+        "cores",
+        "--only",
+        "block_spmv",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run([*command, "--limit", "0.1"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "block_spmv: 0 s, stopped after 0 s" in done.stdout
+    assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("new", "slower"),
+    [([1.2, 1.2, 1.21], True), ([0.8, 1.04, 1.3], False), ([1.04, 1.04, 1.04], False), ([0.5] * 3, False)],
+)
+def test_a_case_is_slower_beyond_its_spread(new, slower):
+    assert compare.judged([1.0, 1.0, 1.0], new)["slower"] is slower
 
 
 def test_a_record_names_sources_machine_and_versions(tmp_path):

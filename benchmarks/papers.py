@@ -1,0 +1,266 @@
+"""Measure again what the papers behind spdist measured, on matrices of the same kind; docs/papers.md shows the record.
+
+::
+
+    python benchmarks/papers.py --folder /data/suite --data real --out papers.json
+    python benchmarks/papers.py --only polok villa
+
+`--data` is a folder of real matrices, .npz of SciPy; those of the papers that are not there are generated. Without a
+GPU, only what needs none is measured. Operands are on the GPU, as in the papers, except where the paper counts
+transfers: hySpMM's speed-ups are those of ``pipeline.py --thesis``, EHYB's those of ``spmv.py``.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+import scipy.sparse as sp
+import suite
+
+from spdist.matrices.csr import CSR, from_scipy
+
+HERE = Path(__file__).resolve().parent
+RUNS = 5
+"""Timed runs, of which the median counts."""
+LONG_S = 1.0
+"""Seconds after which a call on the host is not timed again."""
+SNAP: dict[str, Callable[[], CSR]] = {
+    "roadNet-CA": suite.SUITE["roadnet"],
+    "web-Google": suite.SUITE["webgoogle"],
+    "amazon0312": lambda: suite.web(400_727, 3_200_440, 61),
+    "cit-Patents": lambda: suite.erdos_renyi(3_774_768, 4, 62),
+    "email-Enron": lambda: suite.web(36_692, 367_662, 63),
+    "ca-CondMat": lambda: suite.web(23_133, 186_936, 64),
+    "p2p-Gnutella31": lambda: suite.erdos_renyi(62_586, 2, 65),
+    "wiki-Vote": lambda: suite.rmat(13, 12),
+}
+"""Polok's table 1: a generator for each matrix that is not in the folder of real ones."""
+SECONDS = {
+    "roadNet-CA": (0.774, 0.103, 0.099), "web-Google": (5.312, 0.315, 0.249), "email-Enron": (1.150, 0.247, 0.173),
+    "amazon0312": (1.659, 0.141, 0.123), "ca-CondMat": (0.140, 0.024, 0.015), "p2p-Gnutella31": (0.032, 0.008, 0.003),
+    "wiki-Vote": (0.082, 0.025, 0.015), "cit-Patents": (13.414, 0.497, 0.446),
+}  # fmt: skip
+"""Polok's table 1: seconds of CSparse, of CUSP and of the paper's product on a Tesla K40."""
+STAGES = {"count": "count", "offsets": "count", "long": "long rows", "rows": "expand, sort, compress", "copy": "copy"}
+"""Parts of names of ESC's kernels, and the stage that each belongs to."""
+
+
+def median(call: Callable[[], Any]) -> float:
+    """Return the seconds of a call on the host, after one that is not counted; fewer calls where they are long."""
+    call()
+    times: list[float] = []
+    while len(times) < RUNS and sum(times) < LONG_S:
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def real(folder: Path | None) -> dict[str, Path]:
+    """Return the real matrices that there are."""
+    return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.npz"))}
+
+
+def load(path: Path) -> CSR:
+    """Return a real matrix in double precision."""
+    return from_scipy(sp.load_npz(path).tocsr().astype(np.float64))
+
+
+# -- Polok, Ila, Smrz 2015 ---------------------------------------------------------------------------------------------
+
+
+def products_of(a: CSR, b: CSR) -> int:
+    """Return the number of products, the size of the expansion (the paper's equation 1)."""
+    return int(np.diff(b.indptr)[a.indices].sum())
+
+
+def esc_figures(a: CSR, b: CSR) -> dict[str, Any]:
+    """Return seconds of ESC and of cuSPARSE, and seconds by stage, operands on the GPU."""
+    import gpu_measure
+
+    from spdist.kernels.esc.multiply import multiply
+
+    left = gpu_measure.on_device(a, a.dtype)
+    right = left if b is a else gpu_measure.on_device(b, b.dtype)
+    csp_left = gpu_measure.cupyx_matrix(left)
+    csp_right = csp_left if b is a else gpu_measure.cupyx_matrix(right)
+    esc, peer = functools.partial(multiply, left, right), lambda: csp_left @ csp_right
+    for call in (esc, peer):
+        gpu_measure.clock(call)
+    found = {
+        name: statistics.median(gpu_measure.clock(call) for _ in range(RUNS)) / 1e3
+        for name, call in (("esc_s", esc), ("cusparse_s", peer))
+    }
+    with gpu_measure.launches() as seen:
+        c = esc()
+    stages: collections.Counter[str] = collections.Counter()
+    for launch in seen:
+        stages[next((stage for part, stage in STAGES.items() if part in launch.name), "others")] += launch.ms / 1e3
+    return {**found, "nnz_c": int(c.nnz), "stages_s": dict(stages)}
+
+
+def polok(options: Any, files: dict[str, Path]) -> dict[str, Any]:
+    """Return table 1 with the stages of figure 1 and the expansion factors of figure 3, and the costs of figure 4."""
+    rows, all_to_all = [], []
+    names = ["wiki-Vote"] if options.quick else list(SNAP)
+    for name in names:
+        is_real = name in files
+        made = load(files[name]) if is_real else suite.TINY["rmat"]() if options.quick else SNAP[name]()
+        a: CSR = made if isinstance(made, CSR) else made[0]
+        rows.append({"matrix": name, "real": is_real, **product_figures(a, a)})
+        print(f"{name:16} {'real' if is_real else 'generated':9} {rows[-1]}", flush=True)
+    for name, path in files.items():
+        a = load(path)
+        turned = from_scipy(a.to_scipy().T.tocsr())
+        for kind, b in (("A A", a), ("A A'", turned)):
+            if a.ncols == b.nrows and 0 < products_of(a, b) < (10**5 if options.quick else 10**9):
+                all_to_all.append({"matrix": name, "product": kind, **product_figures(a, b)})
+    found: dict[str, Any] = {"rows": rows, "all_to_all": all_to_all}
+    for key in ("scipy_s", "esc_s", "cusparse_s"):
+        have = [one for one in all_to_all if key in one and one["products"] >= 10**5]  # the saturated part
+        if have:
+            flop = np.array([2e-6 * one["products"] for one in have])
+            seconds = np.array([one[key] for one in have])
+            found[f"ms_per_mflop_{key[:-2]}"] = float(1e3 * (flop @ seconds) / (flop @ flop))
+    if has_both := [one for one in all_to_all if "esc_s" in one]:
+        slower = [2 * one["products"] for one in has_both if one["esc_s"] > one["scipy_s"]]
+        found["crossover_flop"] = max(slower, default=0)
+    return found
+
+
+def product_figures(a: CSR, b: CSR) -> dict[str, Any]:
+    """Return sizes and seconds of one product: SciPy's on a thread, and on a GPU ESC's and cuSPARSE's."""
+    left, right = a.to_scipy(), b.to_scipy()
+    c = left @ right
+    products = products_of(a, b)
+    found: dict[str, Any] = {
+        "nnz": a.nnz, "products": products, "nnz_c": int(c.nnz), "expansion": products / max(c.nnz, 1),
+        "scipy_s": median(lambda: (left @ right).sort_indices()),
+    }  # fmt: skip
+    if record.has_gpu():
+        found |= (made := esc_figures(a, b))
+        found["right"] = made["nnz_c"] == c.nnz
+    return found
+
+
+# -- Villa -------------------------------------------------------------------------------------------------------------
+
+
+def villa(options: Any, files: dict[str, Path]) -> dict[str, Any]:
+    """Return products of CSR-scalar and CSR-vector by threads a block, and of one thread of the CPU."""
+    import spmv_suite
+
+    rows = []
+    made: dict[str, Callable[[], CSR]] = {
+        "long rows": lambda: spmv_suite.skewed(500, 200, 51) if options.quick else spmv_suite.LONG_ROWS(),
+        "short rows, as kmer_V4a": lambda: suite.erdos_renyi(*((2_000, 2) if options.quick else (8_000_000, 2)), 66),
+    }
+    for name, make in made.items():
+        m = make()
+        matrix, x = m.to_scipy(), np.random.default_rng(0).uniform(-1, 1, m.ncols)
+        row: dict[str, Any] = {
+            "matrix": name,
+            "nnz": m.nnz,
+            "nrows": m.nrows,
+            "cpu_s": median(functools.partial(matrix.dot, x)),
+        }
+        if record.has_gpu():
+            row |= villa_on_gpu(m, x, matrix @ x)
+        rows.append(row)
+        print(name, row, flush=True)
+    return {"rows": rows}
+
+
+def villa_on_gpu(m: CSR, x: Any, expected: Any) -> dict[str, Any]:
+    """Return seconds of both kernels."""
+    import cupy
+    import gpu_measure
+    from spmv import graph_us
+
+    from spdist.kernels.spmv import csr
+
+    a, on_gpu, found = gpu_measure.on_device(m, m.dtype), cupy.asarray(x), {}
+    for name, width in (("scalar", 1), ("vector", 32)):
+        y = cupy.full(a.nrows, np.nan)
+        call = functools.partial(csr.multiply, a, on_gpu, y, width=width)
+        found[f"{name}_s"] = graph_us(call) / 1e6
+        assert np.allclose(y.get(), expected, rtol=1e-10, atol=1e-12)
+    return found
+
+
+# -- Kreutzer, Hager, Wellein ------------------------------------------------------------------------------------------
+
+
+def kreutzer(options: Any, files: dict[str, Path]) -> dict[str, Any]:
+    """Return, for the suite's matrices, SELL-32-sigma beside the best format, its occupancy and predicted time."""
+    import spmv_suite
+
+    rows = []
+    names = list(spmv_suite.TINY if options.quick else spmv_suite.SUITE)[:18]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.folder or scratch)
+        spmv_suite.prepare(names, folder, options.quick)
+        for name in names:
+            rows.append({"matrix": name, **sell_on_cpu(spmv_suite.load(name, folder))})
+            print(rows[-1], flush=True)
+    return {"rows": rows}
+
+
+def sell_on_cpu(m: CSR) -> dict[str, Any]:
+    """Return seconds of the CPU's formats with all threads, and what the paper's model says of SELL."""
+    import os
+
+    from spdist.kernels.spmv.sell.layout import chunk_occupancy, code_balance
+    from spdist.operators import prepare
+
+    matrix, x = m.to_scipy(), np.random.default_rng(0).uniform(-1, 1, m.ncols)
+    threads = len(os.sched_getaffinity(0))
+    found: dict[str, Any] = {"nnz": m.nnz, "scipy_s": median(functools.partial(matrix.dot, x))}
+    for method in ("sell", "auto"):
+        operator = prepare.operator(matrix, method, threads=threads)
+        y = np.empty(m.nrows)
+        found[f"{method}_s"] = median(functools.partial(operator.matvec, x, out=y))
+        assert np.allclose(y, matrix @ x, rtol=1e-10, atol=1e-10)
+    row_nnz = m.nnz / max(m.nrows, 1)
+    beta = float(chunk_occupancy(np.diff(m.indptr), 32, 1024))
+    return found | {"beta": beta, "bytes_per_flop_best": code_balance(beta, 1 / row_nnz, row_nnz)}
+
+
+PAPERS: dict[str, Callable[[Any, dict[str, Path]], dict[str, Any]]] = {
+    "polok": polok, "villa": villa, "kreutzer": kreutzer,
+}  # fmt: skip
+
+
+def parts(options: Any) -> Iterator[str]:
+    """Yield the papers to measure."""
+    yield from (name for name in PAPERS if not options.only or name in options.only)
+
+
+def main() -> int:
+    """Measure, print, record."""
+    parser = record.parser(__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", nargs="*", choices=list(PAPERS))
+    parser.add_argument("--folder", type=Path, help="keeps the suite's matrices; by default a temporary folder")
+    parser.add_argument("--data", type=Path, default=HERE.parent / "data", help="folder of real matrices, .npz")
+    options = parser.parse_args()
+    files = real(None if options.quick else options.data)
+    found: dict[str, Any] = {"benchmark": "papers", "published_s": SECONDS}
+    for name in parts(options):
+        found[name] = PAPERS[name](options, files)
+        record.write(found, options.out, quiet=True)
+    rows = [row for part in PAPERS for row in found.get(part, {}).get("rows", [])]
+    return 0 if all(row.get("right", True) for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
