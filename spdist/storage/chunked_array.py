@@ -63,8 +63,26 @@ UNBOUNDED = 1 << 60
 _CONFIG: Any = {"order": "C", "write_empty_chunks": True}  # a chunk that is not written looks like a missing one
 
 
+class InChunks:
+    """What stored arrays and views of them know of their size."""
+
+    length: int  # elements
+    chunk: int  # elements of a Zarr chunk, or of a read
+    dtype: np.dtype[Any]
+
+    @property
+    def nchunks(self) -> int:
+        """Number of Zarr chunks, or of reads."""
+        return -(-self.length // self.chunk)
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one decoded Zarr chunk."""
+        return self.chunk * self.dtype.itemsize
+
+
 @dataclass(frozen=True)
-class ChunkedArray:
+class ChunkedArray(InChunks):
     """A one-dimensional Zarr array of numbers, or a three-dimensional one whose elements are blocks.
 
     It is read and written by whole Zarr chunks, and pickles without being opened.
@@ -84,16 +102,6 @@ class ChunkedArray:
     def location(self) -> Location:
         """Where the matrix is."""
         return at(self.url)
-
-    @property
-    def nchunks(self) -> int:
-        """Number of Zarr chunks."""
-        return -(-self.length // self.chunk)
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """Bytes of one decoded Zarr chunk."""
-        return self.chunk * self.dtype.itemsize
 
     def read(self, first: int, last: int) -> ValueArray:
         """Read elements ``[first:last)``: a view of the decoded Zarr chunks that hold them, each of them checked.

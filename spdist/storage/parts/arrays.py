@@ -13,25 +13,13 @@ from typing import Any, cast
 import numpy as np
 
 from spdist.matrices.dtypes import ValueArray
-from spdist.storage.chunked_array import ChunkedArray
+from spdist.storage.chunked_array import ChunkedArray, InChunks
 
 
-class View(ABC):
+class View(InChunks, ABC):
     """What views of arrays share: all is read by `read`."""
 
-    length: int  # elements
     chunk: int  # elements to read at a time, so that few Zarr chunks are decoded twice
-    dtype: np.dtype[Any]
-
-    @property
-    def nchunks(self) -> int:
-        """Number of reads for all elements."""
-        return -(-self.length // self.chunk)
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """Bytes of one decoded Zarr chunk."""
-        return self.chunk * self.dtype.itemsize
 
     @abstractmethod
     def read(self, first: int, last: int) -> ValueArray:
