@@ -82,8 +82,8 @@ slurm: .venv/installed  # on a machine that reaches SLURM; ON="words in front of
 image:  # the container's steps without Docker, as root, with debootstrap; WITH="--mirror ... --bind ..."
 	@python3 deploy/try_image.py build/image $(WITH)
 
-# Records of one commit: of two cores, of one GPU (PART=1 to 7, each below ten minutes), of two GPUs
-bench bench-gpu bench-gpus: .venv/installed
+# Records of one commit: of two cores (PART=1 or 2), of one GPU (PART=1 to 7, each below ten minutes), of two GPUs
+bench bench-gpu bench-gpus: .venv/bench-installed
 	@$(BIN)/python benchmarks/suites.py $(subst bench,cores,$(@:bench-%=%)) $(if $(PART),--part $(PART)) $(if $(REAL),--real $(REAL))
 
 bench-compare: .venv/installed
@@ -108,6 +108,10 @@ clean:
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[dev]"
 	@# its files alone: the resources of Dask's operator, by which tests/deploy judges deploy/kubernetes
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps "dask-kubernetes>=2026.3"
+	@touch $@
+
+.venv/bench-installed: .venv/installed
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable ".[bench]"
 	@touch $@
 
 .venv/docs-installed: .venv/installed

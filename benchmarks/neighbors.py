@@ -27,6 +27,8 @@ import scipy.sparse as sp
 from spdist.neighbors import TopNTransformer
 
 NEIGHBORS = 15
+DENSE = 10**8
+"""Elements of dense rows at most, for faiss."""
 Call = Callable[[], Any]
 
 
@@ -75,6 +77,20 @@ def with_topn(x: sp.csr_matrix, threads: int) -> Any:
     return found
 
 
+def with_faiss(x: sp.csr_matrix, threads: int) -> Any:
+    """Return the graph by faiss, which takes dense rows in single precision."""
+    import faiss
+
+    faiss.omp_set_num_threads(threads)
+    dense = x.toarray().astype(np.float32)
+    faiss.normalize_L2(dense)
+    index = faiss.IndexFlatIP(dense.shape[1])
+    index.add(dense)
+    similar, columns = index.search(dense, NEIGHBORS + 1)
+    offsets = np.arange(0, columns.size + 1, NEIGHBORS + 1)
+    return sp.csr_matrix((np.clip(1 - similar.ravel(), 0, None), columns.ravel(), offsets), (len(dense), len(dense)))
+
+
 def calls(x: sp.csr_matrix, threads: int) -> dict[str, Call]:
     """Return what is timed, by name."""
     from sklearn.neighbors import KNeighborsTransformer
@@ -88,6 +104,8 @@ def calls(x: sp.csr_matrix, threads: int) -> dict[str, Call]:
     found["scikit-learn"] = lambda: KNeighborsTransformer(**brute).fit_transform(x)
     if find_spec("sparse_dot_topn"):
         found["sparse_dot_topn"] = lambda: with_topn(x, threads)
+    if find_spec("faiss") and x.shape[0] * x.shape[1] <= DENSE:
+        found["faiss, dense rows"] = lambda: with_faiss(x, threads)
     return found
 
 

@@ -7,13 +7,15 @@
 
 `--data` is a folder of real matrices, .npz of SciPy; those of the papers that are not there are generated. Without a
 GPU, only what needs none is measured. Operands are on the GPU, as in the papers, except where the paper counts
-transfers: hySpMM's speed-ups are those of ``pipeline.py --thesis``, EHYB's those of ``spmv.py``.
+transfers: hySpMM's speed-ups are those of ``spgemm.py --methods hyspmm``, EHYB's those of ``spmv.py``. Hits of caches
+and bytes from memory are counted by `ncu`, energy by NVML, where they are there.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import statistics
 import sys
 import tempfile
@@ -27,6 +29,7 @@ import record
 import scipy.sparse as sp
 import suite
 
+from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import CSR, from_scipy
 
 HERE = Path(__file__).resolve().parent
@@ -51,6 +54,14 @@ SECONDS = {
     "wiki-Vote": (0.082, 0.025, 0.015), "cit-Patents": (13.414, 0.497, 0.446),
 }  # fmt: skip
 """Polok's table 1: seconds of CSparse, of CUSP and of the paper's product on a Tesla K40."""
+THREADS = 256, 512, 1024
+"""In a block, of Villa's kernels."""
+CACHED = "atmosmodl", "offshore", "cage12", "poisson3Da"
+"""Of the thesis' matrices: those whose hits of the second cache are counted."""
+STREAMED = "s27_108", "s7_atmosmodl", "elas3_70", "tet_1m", "tet_1m_rand", "rmat_20"
+"""Matrices whose vector's traffic and whose energy are measured."""
+COUNTING_S = 150.0
+"""Seconds that `ncu` may take."""
 STAGES = {"count": "count", "offsets": "count", "long": "long rows", "rows": "expand, sort, compress", "copy": "copy"}
 """Parts of names of ESC's kernels, and the stage that each belongs to."""
 
@@ -74,6 +85,31 @@ def real(folder: Path | None) -> dict[str, Path]:
 def load(path: Path) -> CSR:
     """Return a real matrix in double precision."""
     return from_scipy(sp.load_npz(path).tocsr().astype(np.float64))
+
+
+# -- Wu 2015 -----------------------------------------------------------------------------------------------------------
+
+
+def hyspmm(options: Any, files: dict[str, Path]) -> dict[str, Any]:
+    """Return the second cache's share of hits of hySpMM, of ESC and of cuSPARSE: figures 1.1 and 4.3."""
+    if not record.has_gpu() or options.quick:
+        return {"rows": []}
+    import counters
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.folder or scratch)
+        suite.prepare(CACHED, folder)
+        cases = [f"{kind}:{name}" for name in CACHED for kind in ("hyspmm", "esc", "cusparse")]
+        found = counters.counted(cases, folder, COUNTING_S)
+    rows = []
+    for case, one in found.items():
+        method, name = case.split(":")
+        rows.append({"matrix": name, "method": method, "hit_ratio": one[counters.HITS] / one[counters.SECTORS],
+                     "kernels": one["kernels"], "read_bytes": one[counters.READ],
+                     "written_bytes": one[counters.WRITTEN]})  # fmt: skip
+    for row in rows:
+        print(row, flush=True)
+    return {"rows": rows}
 
 
 # -- Polok, Ila, Smrz 2015 ---------------------------------------------------------------------------------------------
@@ -195,6 +231,143 @@ def villa_on_gpu(m: CSR, x: Any, expected: Any) -> dict[str, Any]:
         call = functools.partial(csr.multiply, a, on_gpu, y, width=width)
         found[f"{name}_s"] = graph_us(call) / 1e6
         assert np.allclose(y.get(), expected, rtol=1e-10, atol=1e-12)
+    found["by_threads_s"] = {str(threads): villa_block(a, on_gpu, threads, expected) for threads in THREADS}
+    return found
+
+
+def villa_block(a: CSR, x: Any, threads: int, expected: Any) -> dict[str, float]:
+    """Return seconds of both kernels with so many threads in a block; spdist's have 256."""
+    import cupy
+    from spmv import graph_us
+
+    from spdist.kernels.cuda.module import FOLDER, options
+    from spdist.kernels.spmv import csr
+
+    names = {"scalar": csr.kernel_name("double", "double", "int", "int", 1),
+             "vector": csr.kernel_name("double", "double", "int", "int", 32)}  # fmt: skip
+    text = (FOLDER / csr.FILE).read_text().replace("256", str(threads))
+    kernels = cupy.RawModule(
+        code=text, options=options(csr.FILE), backend="nvrtc", name_expressions=tuple(names.values())
+    )
+    y, found = cupy.full(a.nrows, np.nan), {}
+    words = (np.int64(a.nrows), np.int64(1), a.indptr, a.indices, a.data, x, y)
+    for kind, width in (("scalar", 1), ("vector", 32)):
+        y.fill(np.nan)
+        kernel, grid = kernels.get_function(names[kind]), (ceil_div(a.nrows, threads // width), 1)
+        found[kind] = graph_us(functools.partial(kernel, grid, (threads,), words)) / 1e6
+        assert np.allclose(y.get(), expected, rtol=1e-10, atol=1e-12)
+    return found
+
+
+# -- Chen --------------------------------------------------------------------------------------------------------------
+
+
+def ehyb(options: Any, files: dict[str, Path]) -> dict[str, Any]:
+    """Return conjugate gradients with a sparse approximate inverse as an operator, as the paper's users have it."""
+    if not record.has_gpu() or options.quick:
+        return {"rows": []}
+    import gpu_measure
+    import spmv_suite
+
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.folder or scratch)
+        names = ["s27_108", "tet_1m"]
+        spmv_suite.prepare(names, folder)
+        for name in names:
+            a = gpu_measure.cupyx_matrix(gpu_measure.on_device(laplacian(spmv_suite.load(name, folder)), np.float64))
+            rows.append({"matrix": name, "nrows": a.shape[0], "nnz": int(a.nnz), **preconditioned(a)})
+            print(rows[-1], flush=True)
+    return {"rows": rows}
+
+
+def laplacian(m: CSR) -> CSR:
+    """Return a positive definite matrix of a symmetric pattern: -1 beside the diagonal, a bit above the sum on it."""
+    pattern = m.to_scipy()
+    pattern.data[:] = 1.0
+    pattern = sp.csr_matrix(pattern.maximum(pattern.T))
+    pattern.setdiag(0)
+    pattern.eliminate_zeros()
+    degrees = np.asarray(pattern.sum(axis=1)).ravel()
+    return from_scipy(sp.csr_matrix(sp.diags_array(1.001 * degrees + 1e-3) - pattern))
+
+
+def approximate_inverse(a: Any) -> tuple[Any, Any]:
+    """Return G and its transpose, ``G' G`` nearly the inverse of A: a row of G solves A's block of the row's columns.
+
+    G has the pattern of A's lower triangle (Kolotilina and Yeremin 1993); the paper's is factorised likewise.
+    """
+    import cupy
+    import cupyx.scipy.sparse as csp
+
+    n, lower = a.shape[0], csp.tril(a, format="csr")
+    lower.sort_indices()
+    a.sort_indices()
+    lengths = cupy.diff(lower.indptr)
+    width = int(lengths.max())
+    of_row = rows_of(lower)
+    slot = cupy.arange(lower.nnz) - lower.indptr[of_row]
+    columns = cupy.full((n, width), -1, np.int64)
+    columns[of_row, slot] = lower.indices
+    keys = rows_of(a) * n + a.indices
+    values = cupy.zeros(lower.nnz)
+    for start in range(0, n, 1 << 17):  # so that little memory is needed
+        c = columns[start : start + (1 << 17)]
+        wanted = c[:, :, None] * n + c[:, None, :]
+        place = cupy.minimum(cupy.searchsorted(keys, wanted.ravel()), len(keys) - 1)
+        there = (keys[place] == wanted.ravel()) & ((c[:, :, None] >= 0) & (c[:, None, :] >= 0)).ravel()
+        blocks = cupy.where(there, a.data[place], 0.0).reshape(wanted.shape)
+        blocks += cupy.eye(width)[None] * (c < 0)[:, :, None]
+        last = lengths[start : start + len(c)] - 1
+        unit = (cupy.arange(width)[None, :] == last[:, None]).astype(np.float64)
+        g = cupy.linalg.solve(blocks, unit[:, :, None])[:, :, 0]
+        g /= cupy.sqrt(cupy.take_along_axis(g, last[:, None], axis=1))
+        inside = (of_row >= start) & (of_row < start + len(c))
+        values[inside] = g[of_row[inside] - start, slot[inside]]
+    factor = csp.csr_matrix((values, lower.indices, lower.indptr), shape=a.shape)
+    return factor, factor.T.tocsr()
+
+
+def rows_of(m: Any) -> Any:
+    """Return the row of each entry of a matrix on the GPU."""
+    import cupy
+
+    return cupy.asarray(np.repeat(np.arange(m.shape[0]), np.diff(m.indptr.get())))
+
+
+def preconditioned(a: Any) -> dict[str, Any]:
+    """Return iterations and seconds of conjugate gradients by CuPy, whose products are spdist's or cuSPARSE's."""
+    import cupy
+    from cupyx.scipy.sparse import linalg
+
+    from spdist.operators import prepare
+
+    g, turned = approximate_inverse(a)
+    b = cupy.asarray(np.random.default_rng(0).standard_normal(a.shape[0]))
+    found: dict[str, Any] = {}
+    tolerance = {"rtol" if "rtol" in inspect.signature(linalg.cg).parameters else "tol": 1e-8}
+
+    def solve(product: Any, first: Any = None, second: Any = None) -> Any:
+        matrix = linalg.LinearOperator(a.shape, matvec=product, dtype=a.dtype)
+        m = first and linalg.LinearOperator(a.shape, matvec=lambda r: second(first(r)), dtype=a.dtype)
+        counted: list[int] = []
+        begin = time.perf_counter()
+        x, _ = linalg.cg(matrix, b, maxiter=5000, M=m, callback=lambda _: counted.append(1), **tolerance)
+        cupy.cuda.Device().synchronize()
+        seconds = time.perf_counter() - begin
+        return x, len(counted), seconds
+
+    for way in ("cusparse", "spdist"):
+        begin = time.perf_counter()
+        products = [m.__matmul__ if way == "cusparse" else prepare.operator(m).matvec for m in (a, g, turned)]
+        cupy.cuda.Device().synchronize()
+        found[f"{way}_prepared_s"] = time.perf_counter() - begin
+        for kind, of in (("plain", products[:1]), ("inverse", products)):
+            runs = [solve(*of) for _ in range(3)]
+            x = runs[0][0]
+            residual = float(cupy.linalg.norm(b - a @ x) / cupy.linalg.norm(b))
+            found[f"{way}_{kind}"] = {"iterations": runs[0][1], "seconds": statistics.median(run[2] for run in runs)}
+            found["right"] = found.get("right", True) and residual <= 1e-6
     return found
 
 
@@ -206,14 +379,54 @@ def kreutzer(options: Any, files: dict[str, Path]) -> dict[str, Any]:
     import spmv_suite
 
     rows = []
-    names = list(spmv_suite.TINY if options.quick else spmv_suite.SUITE)[:18]
+    names = list(spmv_suite.TINY if options.quick else spmv_suite.SUITE | spmv_suite.OTHER)[:18]
+    on_gpu: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch)
         spmv_suite.prepare(names, folder, options.quick)
         for name in names:
             rows.append({"matrix": name, **sell_on_cpu(spmv_suite.load(name, folder))})
             print(rows[-1], flush=True)
-    return {"rows": rows}
+        if record.has_gpu() and not options.quick:
+            on_gpu = {"traffic": traffic(folder), "energy": energy(folder)}
+    return {"rows": rows, **on_gpu}
+
+
+def traffic(folder: Path) -> list[dict[str, Any]]:
+    """Return bytes of SELL's products on the GPU as counted, and the loads of x per entry (alpha) that they mean."""
+    import counters
+    import cupyx.scipy.sparse as csp
+    import spmv_suite
+
+    from spdist.operators import prepare
+
+    rows = []
+    for case, one in counters.counted([f"sell:{name}" for name in STREAMED], folder, COUNTING_S).items():
+        m = spmv_suite.load(case.split(":")[1], folder)
+        stored = prepare.operator(csp.csr_matrix(m.to_scipy()), "sell").nbytes
+        moved = one[counters.READ] + one[counters.WRITTEN]
+        rows.append({"matrix": case.split(":")[1], "counted_bytes": moved, "stored_bytes": stored, "nnz": m.nnz,
+                     "alpha": (one[counters.READ] - stored) / (8 * m.nnz), "alpha_best": m.ncols / m.nnz,
+                     "over_predicted": moved / (stored + 8 * (m.nrows + m.ncols)),
+                     "bytes_per_flop": moved / (2 * m.nnz)})  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
+
+
+def energy(folder: Path) -> list[dict[str, Any]]:
+    """Return joules of a product on the GPU, of SELL and of what is chosen, and of CuPy's."""
+    import counters
+    import gpu_measure
+    import spmv_suite
+
+    rows = []
+    for name in STREAMED[:4]:
+        a = gpu_measure.cupyx_matrix(gpu_measure.on_device(spmv_suite.load(name, folder), np.float64))
+        for method in ("sell", "auto", "cusparse"):
+            if one := counters.joules(counters.spmv_call(a, method)):
+                rows.append({"matrix": name, "method": method, "nnz": int(a.nnz), **one})
+                print(rows[-1], flush=True)
+    return rows
 
 
 def sell_on_cpu(m: CSR) -> dict[str, Any]:
@@ -237,7 +450,7 @@ def sell_on_cpu(m: CSR) -> dict[str, Any]:
 
 
 PAPERS: dict[str, Callable[[Any, dict[str, Path]], dict[str, Any]]] = {
-    "polok": polok, "villa": villa, "kreutzer": kreutzer,
+    "villa": villa, "ehyb": ehyb, "hyspmm": hyspmm, "kreutzer": kreutzer, "polok": polok,
 }  # fmt: skip
 
 

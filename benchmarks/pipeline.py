@@ -24,6 +24,7 @@ to be read, and as many bytes as C has to be written, by threads with nothing el
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import json
 import shutil
@@ -39,6 +40,7 @@ import numpy as np
 import record
 import suite
 
+from spdist import spgemm
 from spdist.matrices.bsr import BSR, from_rows
 from spdist.matrices.checks import is_canonical
 from spdist.matrices.csr import CSR
@@ -348,7 +350,12 @@ def thesis(name: str, a: CSR, b: CSR, rate: dict[str, float]) -> dict[str, Any]:
     entry = a.indices.itemsize + a.dtype.itemsize
     found |= {"seconds": median(lambda: ours(a)), "locked_s": median(lambda: ours(a_locked))}
     found |= {"cupy_s": median(plain), "cupy_locked_s": median(locked)}
-    found |= {"limit_s": copy_seconds(a.nnz * entry, c.nnz * entry, rate)}
+    sent, back = a.nnz * entry, c.nnz * entry
+    on_gpu = gpu_measure.cupyx_matrix(gpu_measure.on_device(a, a.dtype))
+    kernels = median(functools.partial(spgemm, on_gpu, on_gpu))
+    found |= {"limit_s": copy_seconds(sent, back, rate), "kernels_s": kernels}
+    copies = sent / rate["to_gpu"] + back / rate["to_host"]  # one after the other
+    found |= {"copies_s": copies, "hidden": (copies + kernels - found["locked_s"]) / copies}
     cupy.get_default_memory_pool().free_all_blocks()
     return found
 

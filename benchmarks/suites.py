@@ -3,15 +3,20 @@
 ::
 
     python benchmarks/suites.py cores|gpu|gpus [--part K] [--only NAME ...] [--out FOLDER] [--real FOLDER] [--list]
+    python benchmarks/suites.py check          # exit with 1 if a record is of other code than there is now
 
 A suite is cut into parts that each take some minutes, for hosts that are lent for a while. Each record is named after
-what it times, without a date: a new one replaces the old one. A benchmark that fails is said and does not stop the
-others; the exit code is then 1.
+what it times, without a date: a new one replaces the old one, and holds a digest of the code that it times. A benchmark
+that fails is said and does not stop the others; the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import hashlib
+import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,85 +25,158 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+THESIS = "hood,atmosmodl,offshore,bmwcra_1,mono_500Hz,cage12,cca,poisson3Da,orsirr_1"
+
+
+CPU = "spdist/kernels/cpu"
+GPU = "spdist/kernels/rowwise_gpu", "spdist/kernels/radix_sort.py"
+STREAM = "spdist/kernels/streaming", *GPU
+VECTORS = "spdist/kernels/spmv", "spdist/kernels/bsr"
+IMPORTS = "spdist/storage/formats", "spdist/storage/external_sort.py"
+STORED = "spdist/storage/writer.py", "spdist/storage/chunked_array.py"
 
 
 class Benchmark(NamedTuple):
-    """One record: its name, and the script with its words."""
+    """One record: its name, the script with its words, and the code that it times."""
 
     name: str
     words: str  # FOLDER is a folder for matrices, REAL one of real matrices
+    paths: tuple[str, ...]  # files and folders of the repository: a record of other code of theirs is stale
 
 
 SUITES: dict[str, list[list[Benchmark]]] = {
     "cores": [
         [
-            Benchmark("prompt_2cores", "prompt.py --folder FOLDER --budget 330 --workers= --rounds 3"),
-            Benchmark("spgemm_cpu", "spgemm_cpu.py --threads 2"),
-            Benchmark("spmv_cpu", "spmv.py --cpu --folder FOLDER"),
-            Benchmark("block_spmv", "block_spmv.py"),
-            Benchmark("block_spgemm_cpu", "block_spgemm.py"),
-            Benchmark("fused", "fused.py --repeats 3"),
-            Benchmark("answers", "answers.py --repeats 3"),
-            Benchmark("predictions_2cores", "predictions.py --folder FOLDER --rounds 2 --engines numba --budget 200"),
-            Benchmark("integrity", "integrity.py"),
-            Benchmark("watching", "watching.py"),
-            Benchmark("scale", "scale.py"),
-        ]
+            Benchmark(
+                "prompt_2cores", "prompt.py --folder FOLDER --budget 330 --workers= --rounds 3", (CPU, *STORED)
+            ),
+            Benchmark("spgemm_cpu", "spgemm_cpu.py --threads 2", (CPU,)),
+            Benchmark("spmv_cpu", "spmv.py --cpu --folder FOLDER", ("spdist/kernels/spmv/sell",)),
+            Benchmark("block_spmv", "block_spmv.py", ("spdist/kernels/bsr",)),
+            Benchmark("block_spgemm", "block_spgemm.py", ("spdist/kernels/bsr",)),
+            Benchmark("fused", "fused.py --repeats 3", (CPU,)),
+            Benchmark("answers", "answers.py --repeats 3", (CPU,)),
+            Benchmark("integrity", "integrity.py", STORED),
+            Benchmark("watching", "watching.py", ("spdist/scheduler/dashboard",)),
+            Benchmark("scheduling", "scheduling.py", ("spdist/scheduler/executors",)),
+            Benchmark("scale", "scale.py", ("spdist/scheduler/executors",)),
+        ],
+        [
+            Benchmark(
+                "predictions_2cores", "predictions.py --folder FOLDER --rounds 3 --engines numba --budget 200", (CPU,)
+            ),
+            Benchmark("papers_cpu", "papers.py --only kreutzer polok villa --folder FOLDER --data REAL", (CPU,)),
+            Benchmark("out_of_core", "out_of_core.py --folder FOLDER", (CPU, *STORED)),
+            Benchmark("importing", "importing.py --size 0.3", IMPORTS),
+            Benchmark("neighbors", "neighbors.py", (CPU,)),
+            Benchmark("object_store", "object_store.py", ("spdist/stores",)),
+            Benchmark("from_dask", "from_dask.py --entries 200000000", STORED),
+            Benchmark("shipped_files", "shipped_files.py", IMPORTS),
+            Benchmark("faults", "faults.py --count 100 --jobs 2 --budget 150", ("spdist/jobs",)),
+        ],
     ],
     "gpu": [
         [
-            Benchmark("spgemm", "spgemm.py --folder FOLDER --methods rowwise,auto"),
-            Benchmark("spgemm_float32", "spgemm.py --folder FOLDER --methods auto --dtype float32"),
-            Benchmark(
-                "spgemm_papers", "spgemm.py --folder FOLDER --methods esc,hyspmm --matrices hood,atmosmodl,offshore"
-            ),
-            Benchmark("spgemm_cold", "spgemm.py --folder FOLDER --cold --methods rowwise,esc"),
-            Benchmark("spgemm_real", "spgemm.py --folder FOLDER --real REAL --methods auto"),
+            Benchmark("spgemm", "spgemm.py --folder FOLDER --methods auto,esc,numeric", GPU),
+            Benchmark("spgemm_float32", "spgemm.py --folder FOLDER --methods auto --dtype float32", GPU),
+            Benchmark("spgemm_hyspmm", f"spgemm.py --folder FOLDER --methods hyspmm --matrices {THESIS}",
+                      ("spdist/kernels/hyspmm",)),
+            Benchmark("spgemm_deterministic", "spgemm.py --folder FOLDER --deterministic --methods rowwise", GPU),
+            Benchmark("spgemm_cold", "spgemm.py --folder FOLDER --cold --methods rowwise,esc", GPU),
+            Benchmark("spgemm_real", "spgemm.py --folder FOLDER --real REAL --methods auto", GPU),
         ],
         [
-            Benchmark("spmv", "spmv.py --folder FOLDER --methods auto,sell,ehyb"),
-            Benchmark("spmv_float32", "spmv.py --folder FOLDER --methods auto,ehyb --dtype float32"),
-            Benchmark("spmv_real", "spmv.py --folder FOLDER --methods auto --real REAL"),
-            Benchmark("spmv_hybrid", "spmv.py --folder FOLDER --hybrid --threads 16"),
+            Benchmark("spmv", "spmv.py --folder FOLDER --methods auto,sell,ehyb", VECTORS),
+            Benchmark("spmv_other", "spmv.py --folder FOLDER --methods auto,sell --other", VECTORS),
+            Benchmark("spmv_float32", "spmv.py --folder FOLDER --methods auto,ehyb --dtype float32", VECTORS),
+            Benchmark("spmv_real", "spmv.py --folder FOLDER --methods auto --real REAL", VECTORS),
+            Benchmark("spmv_hybrid", "spmv.py --folder FOLDER --hybrid", VECTORS),
         ],
         [
-            Benchmark("pipeline", "pipeline.py --folder FOLDER"),
-            Benchmark("pipeline_thesis", "pipeline.py --folder FOLDER --thesis"),
-            Benchmark("pipeline_blocks", "pipeline.py --blocks"),
-            Benchmark(
-                "pipeline_store", "pipeline.py --folder FOLDER --matrices er_4m_d16,poisson27_160 --store FOLDER/store"
-            ),
-            Benchmark("packing", "packing.py"),
+            Benchmark("pipeline", "pipeline.py --folder FOLDER --matrices er_4m_d16,rmat18_e16,poisson27_160,amg_AP_4x",
+                      STREAM),
+            Benchmark("pipeline_thesis", "pipeline.py --folder FOLDER --thesis", STREAM),
+            Benchmark("pipeline_blocks", "pipeline.py --blocks", STREAM),
+            Benchmark("pipeline_store",
+                      "pipeline.py --folder FOLDER --matrices er_4m_d16,poisson27_160 --store FOLDER/store",
+                      (*STREAM, *STORED)),
+            Benchmark("packing", "packing.py", ("spdist/kernels/streaming",)),
         ],
         [
-            Benchmark("papers", "papers.py --folder FOLDER --data REAL"),
-            Benchmark("answers_gpu", "answers.py --gpu --repeats 3"),
-            Benchmark("block_spgemm_gpu", "block_spgemm.py --gpu"),
-            Benchmark("calls", "calls.py --budget 120"),
-            Benchmark("scheduling", "scheduling.py"),
-            Benchmark("top_n_16cores", "fused.py --threads 16 --only top_n"),
+            Benchmark("papers", "papers.py --folder FOLDER --data REAL",
+                      ("spdist/kernels/esc", "spdist/kernels/hyspmm", "spdist/kernels/spmv/csr.cu")),
+            Benchmark("answers_gpu", "answers.py --gpu --repeats 3", GPU),
+            Benchmark("block_spgemm_gpu", "block_spgemm.py --gpu", ("spdist/kernels/bsr",)),
+            Benchmark("calls", "calls.py --budget 100", GPU),
+            Benchmark("top_n_16cores", "fused.py --threads 16 --only top_n", (CPU,)),
         ],
         [
-            Benchmark("prompt_gpu", "prompt.py --folder FOLDER --budget 400"),
+            Benchmark("prompt_gpu", "prompt.py --folder FOLDER --budget 400", (*STREAM, CPU, *STORED)),
         ],
         [
-            Benchmark("predictions_gpu", "predictions.py --folder FOLDER --budget 200 --rounds 2"),
-            Benchmark("cores_16", "cores.py --threads 1,2,4,8,16 --data REAL --budget 200"),
+            Benchmark("predictions_gpu", "predictions.py --folder FOLDER --budget 150 --rounds 3", STREAM),
+            Benchmark("cores_16", "cores.py --threads 1,2,4,8,16 --data REAL --budget 180", (CPU,)),
         ],
         [
-            Benchmark("clustering", "clustering.py --engine cuda numba --rounds 3 --limit 60"),
-            Benchmark("neighbors", "neighbors.py"),
-            Benchmark("solvers", "solvers.py --gpu --workers 1"),
+            Benchmark("clustering", "clustering.py --engine cuda numba --rounds 3 --limit 60", (CPU, *GPU)),
+            Benchmark("neighbors_gpu", "neighbors.py", (CPU, *GPU)),
+            Benchmark("solvers", "solvers.py --gpu --workers 1", ("spdist/operators",)),
         ],
     ],
     "gpus": [
         [
-            Benchmark("scaling", "scaling.py --folder FOLDER --workers 1,2 --weak"),
-            Benchmark("prompt_gpus", "prompt.py --folder FOLDER --budget 200 --gpus 1,2 --no-calls"),
-            Benchmark("solvers_gpus", "solvers.py --gpu --workers 1,2"),
+            Benchmark("scaling", "scaling.py --folder FOLDER --workers 1,2 --weak", STREAM),
+            Benchmark("prompt_gpus", "prompt.py --folder FOLDER --budget 200 --gpus 1,2 --no-calls", STREAM),
+            Benchmark("solvers_gpus", "solvers.py --gpu --workers 1,2", ("spdist/operators",)),
+            Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED)),
         ]
     ],
-}
+}  # fmt: skip
+
+
+def meaning(path: Path) -> bytes:
+    """Return what a source file means: Python without docstrings and comments, kernels without comments."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return " ".join(re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL).split()).encode()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            strings = [one for one in body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]
+            node.body = [one for one in body if one not in strings] or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.unparse(tree).encode()
+
+
+def digest(paths: tuple[str, ...]) -> str:
+    """Return a digest of what the sources at these paths mean."""
+    found = hashlib.sha256()
+    for path in paths:
+        whole = ROOT / path
+        files = sorted(whole.rglob("*")) if whole.is_dir() else [whole]
+        for file in files:
+            if file.suffix in (".py", ".cu", ".cuh"):
+                found.update(f"{file.relative_to(ROOT)}\n".encode() + meaning(file))
+    return found.hexdigest()[:16]
+
+
+def stale(results: Path) -> list[str]:
+    """Return what is wrong with the records of a folder: made of other code, or made by no suite."""
+    known = {
+        one.name: (suite, n, one) for suite, parts in SUITES.items() for n, part in enumerate(parts, 1) for one in part
+    }
+    found = []
+    for path in sorted(results.glob("*.json")):
+        if path.stem not in known:
+            found.append(f"{path.name}: no suite makes it; git mv it to {results.name}/old")
+            continue
+        suite, part, one = known[path.stem]
+        if json.loads(path.read_text()).get("digest") != digest(one.paths):
+            again = f"make {'bench' if suite == 'cores' else f'bench-{suite}'} PART={part}"
+            changed = f"{', '.join(one.paths)} changed since"
+            found.append(f"{path.name}: {changed}: {again}, or git mv it to {results.name}/old")
+    return found
 
 
 def run(one: Benchmark, folder: Path, real: Path, out: Path, limit: float) -> str:
@@ -114,13 +192,15 @@ def run(one: Benchmark, folder: Path, real: Path, out: Path, limit: float) -> st
     if code:
         return f"exit code {code}: {(log.read_text().strip().splitlines() or ['nothing was said'])[-1][:200]}"
     log.unlink()
+    made = out / f"{one.name}.json"
+    made.write_text(json.dumps({**json.loads(made.read_text()), "digest": digest(one.paths)}, indent=1) + "\n")
     return ""
 
 
 def main() -> int:
     """Make the records of a suite or of a part of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suite", choices=list(SUITES))
+    parser.add_argument("suite", choices=[*SUITES, "check"])
     parser.add_argument("--part", type=int, help="from 1; all by default")
     parser.add_argument("--only", nargs="*", help="names of records")
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -128,6 +208,10 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of each")
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     args = parser.parse_args()
+    if args.suite == "check":
+        problems = stale(args.out)
+        print("\n".join(problems), end="\n" if problems else "")
+        return int(bool(problems))
     parts = SUITES[args.suite] if args.part is None else [SUITES[args.suite][args.part - 1]]
     chosen = [one for part in parts for one in part if not args.only or one.name in args.only]
     if args.list:

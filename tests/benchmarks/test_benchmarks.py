@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -19,6 +20,8 @@ try:
 finally:
     sys.path.remove(str(ROOT / "benchmarks"))
 RUNNER = "suites.py"
+TORTURE = ROOT / "tests" / "torture" / "__main__.py"
+"""Has the options of `faults.py`."""
 SCRIPTS = sorted(
     path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text() and path.name != RUNNER
 )
@@ -46,10 +49,42 @@ def test_suites_name_scripts_and_options_that_there_are():
             name, words = line.split(": ", 1)
             script, *options = words.split()
             assert script in SCRIPTS
-            text = (ROOT / "benchmarks" / script).read_text()
+            text = (ROOT / "benchmarks" / script).read_text() + TORTURE.read_text()
             assert all(f'"{one.partition("=")[0]}"' in text for one in options if one.startswith("--")), line
             names.append(name)
     assert len(names) == len(set(names)) > 30
+
+
+@pytest.fixture
+def suites(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("suites")
+
+
+def test_records_of_other_code_are_stale(suites, monkeypatch, tmp_path):
+    """Other code makes a record stale; other comments, docstrings and line breaks do not."""
+    sources, results = tmp_path / "code", tmp_path / "results"
+    sources.mkdir(), results.mkdir()
+    python, kernel = sources / "a.py", sources / "a.cu"
+    python.write_text('def f(x):\n    """Add one."""\n    return x + 1\n')
+    kernel.write_text("// says\nint f() { return 1; }\n")
+    one = suites.Benchmark("some", "some.py", ("code",))
+    monkeypatch.setattr(suites, "SUITES", {"gpu": [[one]]})
+    monkeypatch.setattr(suites, "ROOT", tmp_path)
+    (results / "some.json").write_text(json.dumps({"digest": suites.digest(one.paths)}))
+    assert suites.stale(results) == []
+    python.write_text('def f(x):\n    """Say more."""\n    # why\n    return (x\n        + 1)\n')
+    kernel.write_text("/* says\nmore */ int f() {\n  return 1; }\n")
+    assert suites.stale(results) == []
+    kernel.write_text("int f() { return 2; }\n")
+    assert [line.partition(":")[0] for line in suites.stale(results)] == ["some.json"]
+    (results / "old.json").write_text("{}")
+    assert any("no suite makes it" in line for line in suites.stale(results))
+
+
+def test_every_path_that_a_suite_names_is_there(suites):
+    named = {path for parts in suites.SUITES.values() for part in parts for one in part for path in one.paths}
+    assert all((ROOT / path).exists() for path in named)
 
 
 def test_a_suite_says_what_failed_and_goes_on(tmp_path):
