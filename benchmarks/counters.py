@@ -10,6 +10,8 @@ import csv
 import functools
 import io
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -90,15 +92,22 @@ def counted(cases: Sequence[str], folder: Path, limit: float) -> dict[str, dict[
     here = str(Path(__file__).resolve().parent)
     found_by = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"SPDIST_COUNTERS_FOLDER": str(folder), "PYTHONPATH": found_by}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
-    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-        print(f"no counters: {error}")
+    if shutil.which("ncu") is None:
+        print("no counters: ncu is not installed")
         return {}
-    lines = done.stdout.splitlines()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    ) as running:
+        try:
+            said, _ = running.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)  # with what it runs
+            print(f"no counters of {', '.join(cases)}: ncu took more than {limit:.0f} s")
+            return {}
+    lines = said.splitlines()
     start = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
-        print(f"no counters: {(done.stdout + done.stderr).strip()[-400:]}")
+        print(f"no counters of {', '.join(cases)}: {said.strip()[-400:]}")
         return {}
     return sums(list(csv.DictReader(io.StringIO("\n".join(lines[start:])))), cases)
 

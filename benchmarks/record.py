@@ -19,6 +19,7 @@ FIELDS = ("date", "commit", "dirty", "command", "host", "device", "driver", "ver
 PACKAGES = "spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed"
 PEERS = "python-graphblas", "suitesparse-graphblas", "sparse-dot-topn", "pandas"
 """Recorded where they are installed."""
+PACKAGE = "spdist"
 LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 """Of the minute before the benchmark started: what else ran on the machine."""
 
@@ -33,7 +34,7 @@ def cpu_model() -> str:
 
 
 def sources() -> tuple[str, bool | None]:
-    """Return the commit of the sources, and whether files were changed since; ``SPDIST_COMMIT`` goes before git.
+    """Return the last commit that changed the package, and whether it was changed since; ``SPDIST_COMMIT`` goes first.
 
     Returns
     -------
@@ -41,9 +42,11 @@ def sources() -> tuple[str, bool | None]:
         "unknown" and None outside a checkout. A ``-dirty`` at the end of ``SPDIST_COMMIT`` is the flag.
     """
     told = os.environ.get("SPDIST_COMMIT")
-    found = told or _git("describe", "--always", "--abbrev=12", "--dirty", "--exclude=*")
+    found = told or _git("log", "-1", "--format=%h", "--abbrev=12", "--", PACKAGE)
     if not found:
         return "unknown", None
+    if not told and _git("status", "--porcelain", "--", PACKAGE):
+        found += "-dirty"
     return found.removesuffix("-dirty"), found.endswith("-dirty")
 
 
@@ -53,7 +56,9 @@ def _git(*words: str) -> str:
     if not (folder.parent / ".git").exists():  # an exported tree may lie in the checkout of something else
         return ""
     try:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=folder.parent, capture_output=True, text=True, check=False
+        ).stdout.strip()
     except FileNotFoundError:
         return ""
 

@@ -94,7 +94,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark("spmv_hybrid", "spmv.py --folder FOLDER --hybrid", VECTORS),
         ],
         [
-            Benchmark("pipeline", "pipeline.py --folder FOLDER --matrices er_4m_d16,rmat18_e16,poisson27_160,amg_AP_4x",
+            Benchmark("pipeline", "pipeline.py --folder FOLDER --matrices er_4m_d16,rmat18_e16,poisson27_160",
                       STREAM),
             Benchmark("pipeline_thesis", "pipeline.py --folder FOLDER --thesis", STREAM),
             Benchmark("pipeline_blocks", "pipeline.py --blocks", STREAM),
@@ -104,8 +104,9 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark("packing", "packing.py", ("spdist/kernels/streaming",)),
         ],
         [
-            Benchmark("papers", "papers.py --folder FOLDER --data REAL",
-                      ("spdist/kernels/esc", "spdist/kernels/hyspmm", "spdist/kernels/spmv/csr.cu")),
+            Benchmark("papers_vectors", "papers.py --folder FOLDER --data REAL --only villa ehyb kreutzer", VECTORS),
+            Benchmark("papers_products", "papers.py --folder FOLDER --data REAL --only hyspmm polok",
+                      ("spdist/kernels/esc", "spdist/kernels/hyspmm")),
             Benchmark("answers_gpu", "answers.py --gpu --repeats 3", GPU),
             Benchmark("block_spgemm_gpu", "block_spgemm.py --gpu", ("spdist/kernels/bsr",)),
             Benchmark("calls", "calls.py --budget 100", GPU),
