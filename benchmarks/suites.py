@@ -17,6 +17,7 @@ import ast
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ ROOT = HERE.parent
 THESIS = "hood,atmosmodl,offshore,bmwcra_1,mono_500Hz,cage12,cca,poisson3Da,orsirr_1"
 
 
+ROOM = 16 << 30
+"""Bytes that the matrices of a suite and their products take at most."""
 CPU = "spdist/kernels/cpu"
 GPU = "spdist/kernels/rowwise_gpu", "spdist/kernels/radix_sort.py"
 STREAM = "spdist/kernels/streaming", *GPU
@@ -68,7 +71,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             ),
             Benchmark("papers_cpu", "papers.py --only kreutzer polok villa --folder FOLDER --data REAL", (CPU,)),
             Benchmark("out_of_core", "out_of_core.py --folder FOLDER", (CPU, *STORED)),
-            Benchmark("importing", "importing.py --size 0.3", IMPORTS),
+            Benchmark("importing", "importing.py --size 0.3 --folder FOLDER", IMPORTS),
             Benchmark("neighbors", "neighbors.py", (CPU,)),
             Benchmark("object_store", "object_store.py", ("spdist/stores",)),
             Benchmark("from_dask", "from_dask.py --entries 200000000", STORED),
@@ -198,6 +201,12 @@ def run(one: Benchmark, folder: Path, real: Path, out: Path, limit: float) -> st
     return ""
 
 
+def scratch_folder() -> str | None:
+    """Return memory as a folder where it has room for the matrices; by default that of temporary files."""
+    shared = Path("/dev/shm")
+    return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free >= ROOM else None
+
+
 def main() -> int:
     """Make the records of a suite or of a part of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -220,7 +229,7 @@ def main() -> int:
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
         for one in chosen:
             begin = time.perf_counter()
             problem = run(one, Path(scratch), args.real.resolve(), args.out.resolve(), args.limit)

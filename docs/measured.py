@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import waits
 from tables import (
     ROOT,
+    commits,
     device,
     geometric_mean,
+    have,
     million,
     record,
     seconds_ratios,
@@ -29,21 +31,22 @@ from tables import (
 MEASURED = ROOT / "docs" / "measured.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: python docs/measured.py -->", "<!-- end of figures -->"
-TOP_N = "2026-11-28-top_n_16cores"
+TOP_N = "top_n_16cores"
 
 INTRODUCTION = """# Measured
 
 `python docs/measured.py` writes this page from the records in [benchmarks/results](../benchmarks/results); `make check`
-fails if it is stale. Each record names its command, date, device and versions, and from 2026-11-23 on also its commit,
-whether files were changed since, driver and host. `make bench` runs the benchmarks again.
+fails if it is stale, or if a record is of other code than there is now. Each record names its command, date, device,
+driver, host and versions, and the last commit that changed the package: {commits}. Records of earlier code are in
+[benchmarks/results/old](../benchmarks/results/old) and not shown. `make bench`, `make bench-gpu` and `make bench-gpus`
+make them again. [What is measured, and what might be objected](guide/benchmarks.md) defines the words; figures of the
+five papers are beside ours in [papers.md](papers.md).
 
 How to read it:
 
 - **Ratio** is the peer's time over spdist's: above 1, spdist is faster. Summaries give the geometric mean and the least.
 - **Inner call**: a timed function call in a warm process, with kernels compiled. **Whole call**: one public call from
   entry to return, with planning and the start of workers. **Whole command**: from the shell's prompt to the next.
-- Records from 2026-11-23 on say whether other jobs ran on the machine; earlier ones were made on shared machines. Times
-  of one product varied by up to a third between recordings.
 - Matrices named after the SuiteSparse collection are generated after them (`benchmarks/suite.py`), except in `data/`.
 """
 
@@ -63,7 +66,7 @@ class Figure(NamedTuple):
 
 def spgemm_cpu() -> str:
     """Products in memory compared with SciPy."""
-    name = "2026-11-21-spgemm_cpu"
+    name = "spgemm_cpu"
     rows = record(name)["results"]
     lines = [[r["matrix"], r["nnz"], 1e3 * r["scipy_seconds"], 1e3 * r["spdist_seconds"], r["ratio"]] for r in rows]
     return (
@@ -88,7 +91,7 @@ def by_side(name: str) -> str:
 
 def block_cpu() -> str:
     """Products of block matrices compared with SciPy."""
-    name = "2026-11-21-block_spgemm"
+    name = "block_spgemm"
     ratios = [r["ratio"] for r in record(name)["rows"]]
     return (
         "### Block matrices in memory\n\n"
@@ -100,7 +103,7 @@ def block_cpu() -> str:
 
 def answers_cpu() -> str:
     """Top-n, masks, semirings and triangles, in memory."""
-    fused, halves, more = "2026-11-21-fused", "2026-11-22-halves", "2026-11-21-answers"
+    fused, more = "fused", "answers"
     results = record(fused)["results"] | record(TOP_N)["results"]
     lines = [
         [case["case"], million(case["products"]), 1e3 * case["seconds"]["spdist"], 1e3 * seconds, label, ratio]
@@ -109,7 +112,7 @@ def answers_cpu() -> str:
         for label, seconds in case["seconds"].items()
         if label != "spdist" and (ratio := seconds / case["seconds"]["spdist"])
     ]
-    half = [[c["case"], c["seconds"]["whole"] / c["seconds"]["spdist"]] for c in record(halves)["results"]["halves"]]
+    half = [[c["case"], c["seconds"]["whole"] / c["seconds"]["spdist"]] for c in record(more)["results"]["halves"]]
     workflows = [
         [case["case"], 1e3 * case["seconds"]["spdist"], 1e3 * seconds, label]
         for group in ("similarity", "triangles", "galerkin", "shortest_paths")
@@ -127,7 +130,6 @@ def answers_cpu() -> str:
         f"{summary(seconds_ratios(results['semirings'], 'graphblas'))}\n\n{source(TOP_N, fused)}"
         + "\nThe whole of a symmetric product takes this many times as long as its upper triangle (one thread):\n\n"
         + table(["product", "whole / triangle"], half)
-        + f"\n{source(halves)}"
         + "\nThe kernels that the workflows call, compared with other packages; medians in ms, 2 threads where there are threads.\n"
         "All pairs of shortest paths in a sparse graph are found faster by Dijkstra's algorithm than by squaring:\n\n"
         + table(["case", "spdist", "peer", "which"], workflows)
@@ -137,7 +139,7 @@ def answers_cpu() -> str:
 
 def stored_cpu() -> str:
     """Products from Zarr to Zarr."""
-    name, cut, others = "2026-11-21-out_of_core", "2026-11-21-answers", "2026-11-22-planning"
+    name, cut = "out_of_core", "answers"
     lines = [
         [r["case"], million(r["nnz_c"]), r["c_over_limit"], f"{r['wall_s']:.1f} s",
          f"{r['in_memory_s'] + r['read_s'] + r['write_s']:.1f} s", f"{r['peak_mb']:.0f} of {r['allowed_mb']:.0f} MB"]
@@ -148,11 +150,7 @@ def stored_cpu() -> str:
          f"{c['seconds']['spdist']:.1f} s", f"{c['peak_mb']:.0f} of {c['allowed_mb']:.0f} MB"]
         for c in record(cut)["results"]["stored"]
     ]  # fmt: skip
-    plans = [
-        [r["case"], million(r["nnz"]), f"{r['seconds']:.1f} s", f"{r['peak'] / 2**20:.0f} MiB"]
-        for r in record(others)["rows"]
-    ]
-    costs = record("2026-11-28-scheduling")["result"]
+    costs = record("scheduling")["result"]
     return (
         "### From Zarr to Zarr\n\n"
         "Whole call with 2 workers, storage in RAM. *Parts*: the same blocks in memory, A and B read once, C written once.\n"
@@ -164,12 +162,9 @@ def stored_cpu() -> str:
         + "\nProducts cut or masked while they are made, within 64 MiB a worker; *blocks*: of the number that the whole C would need:\n\n"
         + table(["rmat 17 x 16", "C / limit", "blocks", "entries kept", "wall", "memory"], fewer)
         + f"\n{source(cut)}"
-        + "\nPlanning alone:\n\n"
-        + table(["matrix", "nonzeros", "time", "peak memory"], plans)
-        + f"\n{source(others)}"
         + f"\nA block costs the scheduler {costs['ms_per_block']:.1f} ms (10,000 blocks, empty kernel); over the second "
         f"half the memory of\nscheduler and driver grows by {costs['memory_growth_mb_second_half']:.2f} MB.\n\n"
-        + source("2026-11-28-scheduling")
+        + source("scheduling")
     )
 
 
@@ -189,8 +184,7 @@ def listed(ratios: dict[str, float]) -> str:
 
 def spgemm_gpu() -> str:
     """Products with operands on the GPU."""
-    name, real, same = "2026-11-28-spgemm_h100", "2026-11-28-spgemm_real_h100", "2026-11-21-spgemm_deterministic"
-    older = "2026-11-21-spgemm"
+    name, real, same, narrow = "spgemm", "spgemm_real", "spgemm_deterministic", "spgemm_float32"
     content = record(name)
     peers = open_codes(name)
     lines = []
@@ -203,20 +197,20 @@ def spgemm_gpu() -> str:
     methods = [
         [f"`{method}`, {label}", found["over_cusparse"]["geometric_mean"], found["over_cusparse"]["minimum"], of]
         for of, label, method in (
-            (name, "float64", "auto"), (older, "float64", "esc"), (older, "float64", "numeric"),
-            ("2026-11-21-spgemm_float32", "float32", "auto"), (same, "same bits on every run", "rowwise"),
-            (real, "54 real matrices, most small", "auto"),
+            (name, "float64", "auto"), (name, "float64", "esc"), (name, "float64", "numeric"),
+            (narrow, "float32", "auto"), (same, "same bits on every run", "rowwise"),
+            (real, "with the real matrices, most small", "auto"),
         )
         for found in [record(of)["summary"][method]]
     ]  # fmt: skip
     slower = {
         r["matrix"]: r["methods"]["auto"]["ms"] / found["methods"]["rowwise"]["ms"]
-        for r in record(older)["rows"] for found in record(same)["rows"] if found["matrix"] == r["matrix"]
+        for r in content["rows"] for found in record(same)["rows"] if found["matrix"] == r["matrix"]
     }  # fmt: skip
     worst = min(slower, key=slower.__getitem__)
     times = geometric_mean(1 / ratio for ratio in slower.values())
-    cold = [r for r in record("2026-11-21-spgemm_cold")["rows"] if r["dtype"] == "float64"]
-    compiled = ", ".join(f"`{r['method']}` {r['cold']['first_s']:.1f} s" for r in cold)
+    cold = record("spgemm_cold")["rows"] if have("spgemm_cold") else []
+    compiled = ", ".join(f"`{r['method']}` {r['cold']['first_s']:.1f} s" for r in cold if r["dtype"] == "float64")
     return (
         "### Operands and result on the GPU\n\n"
         "A @ A (amg_AP: A @ P) in float64 of CuPy's matrices, compared with the quickest of cuSPARSE's ALG1, ALG2, ALG3 and\n"
@@ -229,45 +223,36 @@ def spgemm_gpu() -> str:
         + f" Slower than the\nbest of them: {listed(peers)}."
         + "\n\nAll methods compared with cuSPARSE; `numeric` knows C's structure:\n\n"
         + table(["method", "geometric mean", "least", "record"], methods)
-        + f"\nThe first product of a type compiles its kernels, once a machine: {compiled}. "
-        "The records\nof 2026-11-21 are of older kernels. Against `auto` of that day, the same bits on every run took "
-        f"{times:.2f} of\nthe time in the geometric mean, and {1 / slower[worst]:.1f} times as long on long rows ({worst}).\n\n"
-        + source("2026-11-21-spgemm_cold", same)
+        + (f"\nThe first product of a type compiles its kernels, once a machine: {compiled}.\n" if cold else "\n")
+        + "Against `auto`, the same bits on every run took "
+        f"{times:.2f} of the time in the geometric\nmean, and {1 / slower[worst]:.1f} times as long on {worst}.\n\n"
+        + source(real, narrow, same, *(["spgemm_cold"] if cold else []))
     )
 
 
 def block_gpu() -> str:
     """Products of block matrices on the GPU."""
-    name, h200 = "2026-11-21-block_spgemm_gpu", "2026-11-22-block_spgemm_h200"
+    name = "block_spgemm_gpu"
     ratios = [r["ratio"] for r in record(name)["rows"] if r.get("ratio")]
     return (
         "### Block matrices on the GPU\n\n"
         "C = A @ A in float64 compared with the same product entry by entry, by the quicker of cuSPARSE and our own `auto`.\n"
-        f"Inner call, ratios; every result checked. {summary(ratios)}\n\n"
-        + by_side(name)
-        + f"\n{source(name)}\nAgain on other hosts:\n\n"
-        + by_side("2026-11-22-block_spgemm_h100")
-        + "\n"
-        + by_side(h200)
-        + "\n"
-        + source("2026-11-22-block_spgemm_h100", h200)
+        f"Inner call, ratios; every result checked. {summary(ratios)}\n\n" + by_side(name) + f"\n{source(name)}"
     )
 
 
 def streamed() -> str:
     """Products through a GPU that does not hold them, from host to host."""
-    names = ["2026-11-22-pipeline_limits", "2026-11-22-pipeline", "2026-11-22-pipeline_amg",
-             "2026-11-22-pipeline_amg_large", "2026-11-22-pipeline_blocks"]  # fmt: skip
+    names = [name for name in ("pipeline", "pipeline_blocks") if have(name)]
     lines = []
     for name in names:
         for r in record(name)["rows"]:
             gib = f"{r['memory_limit'] / 2**30:.2f} GiB, {r['peak'] / 2**30:.2f}"
             times = [r["limit_s"], r.get("once_s"), r["seconds"], r["plain_s"]]
             lines.append([r["matrix"], million(r["nnz_c"]), gib, *(f"{1e3 * t:.0f}" if t else "" for t in times)])
-    loop = "2026-11-22-pipeline_loop"
     beside = [
         [r["matrix"], f"{r['loop_s']:.2f} s", f"{r['once_s']:.2f} s", r["loop_s"] / r["once_s"]]
-        for r in record(loop)["rows"]
+        for r in record("pipeline")["rows"]
     ]
     return (
         "### Larger than the GPU's memory limit, host to host\n\n"
@@ -275,19 +260,18 @@ def streamed() -> str:
         "rates of page-locked memory, both ways at once. *Once*: operands that no product has read; C's page-locked buffers\n"
         "are used again. *Repeated*: product after product of the same operands, which are page-locked by then, B resident\n"
         "where it fits; a steady state, not the time of one product. *Unpacked*: repeated, without packing C's columns on\n"
-        "the GPU, which is how some pass the bound. `pipeline_limits` was recorded with older code.\n\n"
+        "the GPU, which is how some pass the bound.\n\n"
         + table(["product", "nnz(C)", "limit, used", "bound", "once", "repeated", "unpacked"], lines)
         + f"\n{source(*names)}"
         + "\nCompared with the loop a user of CuPy writes (row blocks of A up, `A_i @ B`, `.get()`), which allocates C anew:\n\n"
         + table(["product", "loop", "spdist, once", "ratio"], beside)
-        + f"\n{summary([row[-1] for row in beside])}\n"
-        + f"\n{source(loop)}"
+        + f"\n{summary([row[-1] for row in beside])}\n\n"
     )
 
 
 def thesis() -> str:
     """Return the nine matrices of hySpMM's thesis, which fit the GPU."""
-    name, older = "2026-11-22-pipeline_thesis_whole", "2026-11-21-spgemm_hyspmm"
+    name, older = "pipeline_thesis", "spgemm_hyspmm"
     rows = record(name)["rows"]
     lines = [
         [r["matrix"], *(1e3 * r[k] for k in ("locked_s", "cupy_locked_s", "limit_s")), r["cupy_locked_s"] / r["locked_s"],
@@ -311,48 +295,41 @@ def thesis() -> str:
 
 def stored_gpu() -> str:
     """Products from Zarr to Zarr through GPUs."""
-    large = record("2026-11-22-large")["product"]
-    lines = [[large["matrix"], "1 H100, /dev/shm", million(large["nnz_c"]), large["wall_s"], large["run_s"]]]
-    names = ["2026-11-22-large"]
-    for name, where in (
-        ("2026-11-22-pipeline_disk", "1 H100, disk"),
-        ("2026-11-22-pipeline_disk_large", "1 H100, disk"),
-        ("2026-11-22-scaling_x4_unsampled", "{} H200, /dev/shm"),
-    ):
-        content, names = record(name), [*names, name]
+    lines, names = [], [name for name in ("large", "pipeline_store", "scaling") if have(name)]
+    if have("large"):
+        large = record("large")["product"]
+        lines.append([large["matrix"], 1, million(large["nnz_c"]), large["wall_s"], large["run_s"]])
+    for name in names[-2:]:
+        content = record(name)
         for r in content.get("rows") or sorted(content["results"], key=lambda r: r["workers"]):
             whole, run = r.get("whole_s") or r["product_s"], r.get("run_s") or r["seconds"]
-            lines.append(
-                [r.get("matrix", "27-point 256^3"), where.format(r["workers"]), million(r["nnz_c"]), whole, run]
-            )
-    norms = [[r["workers"], r["reduction_s"]] for r in sorted(content["results"], key=lambda r: r["workers"])]
-    hybrid = "2026-11-22-scaling_hybrid"
-    cores = [[r["engine"], r["product_s"], r["reduction_s"]] for r in record(hybrid)["results"]]
+            lines.append([r.get("matrix", "27-point 256^3"), r["workers"], million(r["nnz_c"]), whole, run])
+    norms = ""
+    if have("scaling"):
+        each = [[r["workers"], r["reduction_s"]] for r in sorted(content["results"], key=lambda r: r["workers"])]
+        norms = (
+            "\nThe Frobenius norm of an R-MAT graph's square (22 x 16); none of its entries comes back; call with workers "
+            f"that run:\n\n{table(['GPUs', 's'], each)}"
+        )
     return (
         "### From Zarr to Zarr through GPUs\n\n"
-        "Engine `cuda` under Dask, in s. *Whole*: one public call, with planning and, on the H100, the start of workers; on\n"
-        "H200s workers were running and had made the product before. *Run*: from the first read to the last write. The\n"
-        "results were verified.\n\n"
-        + table(["product", "on", "nnz(C)", "whole", "run"], lines)
-        + f"\n{source(*names)}"
-        + "\nThe Frobenius norm of an R-MAT graph's square (22 x 16); none of its entries comes back; call with workers that run:\n\n"
-        + table(["GPUs", "s"], norms)
-        + f"\n{source('2026-11-22-scaling_x4_unsampled')}"
-        + "\nWith cores of the host as workers too (`hybrid`; 27-point 128^3, norm of R-MAT 20 x 16), s:\n\n"
-        + table(["engine", "product", "norm"], cores)
-        + f"\n{source(hybrid)}"
+        "Engine `cuda` under Dask, storage in RAM, in s. *Whole*: one public call, with planning and, with one GPU, the start\n"
+        "of workers; with more, workers were running and had made the product before. *Run*: from the first read to the last\n"
+        "write. The results were verified.\n\n"
+        + table(["product", "GPUs", "nnz(C)", "whole", "run"], lines)
+        + f"{norms}\n{source(*names)}"
     )
 
 
 def answers_gpu() -> str:
     """Top-n, masks and reductions on the GPU."""
-    top, masks = "2026-11-21-answers_gpu", "2026-11-22-answers_masks_gpu"
-    results, masked = record(top)["results"], record(masked_name := masks)["results"]
+    name = "answers_gpu"
+    results = record(name)["results"]
     lines = [[c["case"], million(c["entries"]), 1e3 * c["seconds"]["spdist"]] for c in results["gpu_top_n"]]
     beside = [
         [c["case"], 1e3 * c["seconds"]["spdist"], label, 1e3 * seconds, seconds / c["seconds"]["spdist"]]
         for group in ("gpu_masks", "gpu_halves", "gpu_galerkin")
-        for c in masked[group]
+        for c in results[group]
         for label, seconds in c["seconds"].items()
         if label != "spdist"
     ]
@@ -362,10 +339,10 @@ def answers_gpu() -> str:
         "Cosines with `top_n=10`, host memory to host memory, in ms; *entries*: of the whole product, never stored:\n\n"
         + table(["case", "entries", "ms"], lines)
         + f"\nKernels of other semirings take {geometric_mean(ratios):.2f} of the time of plus and times in the geometric "
-        f"mean, {max(ratios):.2f} at most.\n\n{source(top)}"
+        f"mean, {max(ratios):.2f} at most.\n"
         + "\nMasked products, upper triangles and R A P, operands on the GPU, medians in ms; *whole*: our own product:\n\n"
         + table(["case", "spdist", "compared with", "ms", "ratio"], beside)
-        + f"\n{source(masked_name)}"
+        + f"\n{source(name)}"
     )
 
 
@@ -374,7 +351,7 @@ def answers_gpu() -> str:
 
 def vectors_cpu() -> str:
     """Products with vectors on the CPU."""
-    name, blocks = "2026-11-21-spmv_cpu", "2026-11-21-block_spmv"
+    name, blocks = "spmv_cpu", "block_spmv"
     rows, dense = record(name)["results"], record(blocks)["rows"]
     lines = [
         [r["matrix"], million(r["nnz"]), r["scipy_ms"], r["ms"], r["ratio"], round(r["prepared_products"])]
@@ -393,22 +370,24 @@ def vectors_cpu() -> str:
 
 def vectors_gpu() -> str:
     """Products with vectors on the GPU."""
-    name, single = "2026-11-27-spmv_h100", "2026-11-22-spmv_float32"
+    name, single = "spmv", "spmv_float32"
+    others = [other for other in ("spmv_other", "spmv_real") if have(other)]
     narrow = {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in record(single)["results"]}
     lines = []
-    for r in record(name)["results"]:
+    for r in [row for one in (name, *others) for row in rows_of(one)]:
         ours, best = r["methods"]["auto"], r["cusparse_best"]
         peer = f"{r['cusparse_us'][best]:.1f} ({best.replace('_', ' ')})"
         sizes = [million(r["nrows"]), million(r["nnz"])]
         times = [peer, 1e3 * ours["ms"], ours["over_cusparse"], round(ours["prepared_products"]), ours["method"]]
         lines.append([r["matrix"], *sizes, *times, narrow.get(r["matrix"], "")])
-    shared = "2026-11-22-spmv_hybrid"
     alone = [
-        [r["matrix"], r["alone_us"], r["hybrid_us"], "yes" if r["shared"] else "no"] for r in record(shared)["results"]
+        [r["matrix"], r["alone_us"], r["hybrid_us"], "yes" if r["shared"] else "no"]
+        for r in (record("spmv_hybrid")["results"] if have("spmv_hybrid") else [])
     ]
+    solving = [name for name in ("solvers", "solvers_gpus") if have(name)]
     solvers = [
-        [of, f"{r['workers']}", r["ms"], r["ms_without_graph"]]
-        for of in ("2026-11-22-solvers_gpu", "2026-11-22-solvers_x4")
+        [r["workers"], record(of)["grid"], r["ms"], r["ms_without_graph"]]
+        for of in solving
         for r in sorted(record(of)["results"], key=lambda r: r["workers"])
     ]
     return (
@@ -416,26 +395,34 @@ def vectors_gpu() -> str:
         "`operator(a)` in float64 compared with the quickest of cuSPARSE's CSR ALG1 and ALG2, COO, sliced ELL, BSR and\n"
         "SpMVOp, of two versions, preprocessed; us a product, both replayed in CUDA graphs; every result checked. *To\n"
         "prepare*: how many products as long as its own preparing takes, which is not in the ratio.\n"
-        f"{suites(name)}\nWith both preparations and 1,000 products: {summary(with_preparation(name).values())}\n"
-        f"In float32, by an earlier version: {suites(single)}\n\n"
+        f"Generated matrices. {summary(vector_ratios('spmv'))} Kinds that no constant was tuned on.\n"
+        f"{summary(vector_ratios('spmv_other'))} Small real ones. {summary(vector_ratios('spmv_real'))}\n"
+        f"With both preparations and 1,000 products: {summary(with_preparation(name).values())}\n"
+        f"In float32: {summary(vector_ratios(single))}\n\n"
         + table(
             ["matrix", "rows", "nonzeros", "cuSPARSE", "spdist", "ratio", "to prepare", "chosen", "float32 ratio"],
             lines,
         )
-        + f"\n{source(name, single)}"
-        + "\nRows shared with 16 cores of the host (`hybrid`), us; no matrix gained, and the GPU kept all rows:\n\n"
-        + table(["matrix", "GPU alone", "hybrid", "shared"], alone)
-        + f"\n{source(shared)}"
-        + "\nConjugate gradients on 27-point grids of 160^3 and 400^3, rows stored, halos by NCCL; ms an iteration:\n\n"
-        + table(["record", "GPUs", "CUDA graph", "launched one by one"], solvers)
-        + f"\n{source('2026-11-22-solvers_gpu', '2026-11-22-solvers_x4')}"
-    )
+        + f"\n{source(name, *others, single)}"
+        + (f"\nRows shared with cores of the host (`hybrid`), us:\n\n{table(SHARED, alone)}\n{source('spmv_hybrid')}" if alone else "")
+        + (f"\nConjugate gradients on a 27-point grid, rows stored, halos by NCCL; ms an iteration:\n\n"
+           f"{table(SOLVERS, solvers)}\n{source(*solving)}" if solvers else "")
+    )  # fmt: skip
 
 
-def vector_ratios(name: str, real: bool) -> list[float]:
-    """Return the ratios of products with vectors, of real matrices or of generated ones."""
-    rows = [r for r in record(name)["results"] if r["matrix"].startswith("real/") == real]
-    return [r["methods"]["auto"]["over_cusparse"] for r in rows]
+SHARED = "matrix", "GPU alone", "hybrid", "shared"
+SOLVERS = "GPUs", "points along an edge", "CUDA graph", "launched one by one"
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a record of products with vectors; of the real matrices only what is real."""
+    rows = record(name)["results"]
+    return [r for r in rows if name != "spmv_real" or r["matrix"].startswith("real/")]
+
+
+def vector_ratios(name: str) -> list[float]:
+    """Return the ratios of products with vectors."""
+    return [r["methods"]["auto"]["over_cusparse"] for r in rows_of(name)]
 
 
 def with_preparation(name: str, uses: int = 1000) -> dict[str, float]:
@@ -447,14 +434,6 @@ def with_preparation(name: str, uses: int = 1000) -> dict[str, float]:
         theirs = min(prepared[key] + uses * us for key, us in r["cusparse_us"].items())
         found[r["matrix"]] = theirs / (1e3 * ours["prepared_ms"] + uses * 1e3 * ours["ms"])
     return found
-
-
-def suites(name: str) -> str:
-    """Return the summaries of generated and real matrices."""
-    real = vector_ratios(name, True)
-    return f"Generated matrices. {summary(vector_ratios(name, False))}" + (
-        f" Real ones. {summary(real)}" if real else ""
-    )
 
 
 def faults(name: str) -> str:
@@ -660,8 +639,12 @@ SECTIONS: dict[str, list[Callable[[], str]]] = {
     "Products on CPUs": [spgemm_cpu, block_cpu, answers_cpu, stored_cpu],
     "Products on GPUs": [spgemm_gpu, block_gpu, streamed, thesis, stored_gpu, answers_gpu],
     "Products with vectors": [vectors_cpu, vectors_gpu],
-    "Large clusters, simulated": [lambda: large_clusters("2026-11-28-scale")],
+    "Large clusters, simulated": [lambda: large_clusters("scale")],
 }
+
+
+NEEDED = {"stored_cpu": ("out_of_core",), "stored_gpu": ("pipeline_store",)}
+"""Records without which a section is left out."""
 
 
 def named(rows: Iterable[dict[str, Any]], key: str = "ratio") -> dict[str, float]:
@@ -678,37 +661,36 @@ def cases(group: list[dict[str, Any]], peer: str) -> dict[str, float]:
 
 def figures() -> list[Figure]:
     """Return the comparisons of calls in warm processes, of at least three cases: like with like."""
-    fused = record("2026-11-21-fused")["results"]
-    thesis = {
-        r["matrix"]: r["cupy_locked_s"] / r["locked_s"] for r in record("2026-11-22-pipeline_thesis_whole")["rows"]
-    }
-    spgemm, gpu, cpu = "2026-11-28-spgemm_h100", "2026-11-27-spmv_h100", record("2026-11-21-spmv_cpu")["results"]
-    products = {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in record(spgemm)["rows"]}
+    fused, cpu = record("fused")["results"], record("spmv_cpu")["results"]
+    thesis = {r["matrix"]: r["cupy_locked_s"] / r["locked_s"] for r in record("pipeline_thesis")["rows"]}
+    products = {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in record("spgemm")["rows"]}
     vectors = {
-        real: [r for r in record(gpu)["results"] if r["matrix"].startswith("real/") == real] for real in (False, True)
+        "spmv": "`operator(a) @ x` on the GPU",
+        "spmv_other": "the same, kinds that no constant was tuned on",
+        "spmv_real": "the same, small real matrices",
     }
     return [
         Figure("`spgemm`, 2 threads", "call", "SciPy, 1 thread, rows sorted",
-               named(record("2026-11-21-spgemm_cpu")["results"]), "2026-11-21-spgemm_cpu"),
+               named(record("spgemm_cpu")["results"]), "spgemm_cpu"),
         Figure("`spgemm` of blocks, 2 threads", "call", "SciPy's `bsr_array`, 1 thread",
-               named(record("2026-11-21-block_spgemm")["rows"]), "2026-11-21-block_spgemm"),
+               named(record("block_spgemm")["rows"]), "block_spgemm"),
         Figure("`spgemm(top_n=10)`, 16 threads", "call", "sp_matmul_rs, 16 threads",
                cases(record(TOP_N)["results"]["top_n"], "sp_matmul_rs"), TOP_N),
         Figure("eight semirings, 2 threads", "call", "GraphBLAS, 2 threads",
-               cases(fused["semirings"], "graphblas"), "2026-11-21-fused"),
+               cases(fused["semirings"], "graphblas"), "fused"),
         Figure("`operator(a, \"sell\") @ x`, 2 threads", prepared(r["prepared_products"] for r in cpu), "SciPy, 1 thread",
-               named(cpu), "2026-11-21-spmv_cpu"),
-        Figure("`spgemm`, operands on the GPU", "call", "best of cuSPARSE", products, spgemm),
-        Figure("the same", "call", "fastest of the open codes tried", open_codes(spgemm), spgemm),
+               named(cpu), "spmv_cpu"),
+        Figure("`spgemm`, operands on the GPU", "call", "best of cuSPARSE", products, "spgemm"),
+        Figure("the same", "call", "fastest of the open codes tried", open_codes("spgemm"), "spgemm"),
         Figure("`spgemm` of blocks, on the GPU", "call", "entry by entry, best of cuSPARSE and spdist",
-               named(record("2026-11-21-block_spgemm_gpu")["rows"]), "2026-11-21-block_spgemm_gpu"),
+               named(record("block_spgemm_gpu")["rows"]), "block_spgemm_gpu"),
         Figure("A sent, A @ A brought back", "call, repeated", "CuPy; page-locked memory both", thesis,
-               "2026-11-22-pipeline_thesis_whole"),
+               "pipeline_thesis"),
         *(
-            Figure("`operator(a) @ x` on the GPU" if not real else "the same, small real matrices",
-                   prepared(r["methods"]["auto"]["prepared_products"] for r in rows), "best of cuSPARSE, preprocessed",
-                   {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in rows}, gpu)
-            for real, rows in vectors.items()
+            Figure(what, prepared(r["methods"]["auto"]["prepared_products"] for r in rows_of(name)),
+                   "best of cuSPARSE, preprocessed",
+                   {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in rows_of(name)}, name)
+            for name, what in vectors.items()
         ),
     ]  # fmt: skip
 
@@ -742,17 +724,15 @@ def least_of(ratios: dict[str, float]) -> str:
 
 def whole_calls() -> str:
     """Return the table of single calls from Zarr to Zarr."""
-    large, disk = record("2026-11-22-large")["product"], record("2026-11-22-pipeline_disk_large")["rows"][0]
-    cpu = next(r for r in record("2026-11-21-out_of_core")["rows"] if r["case"].startswith("rmat"))
-    whole = [
-        ["27-point 412^3 squared, on `/dev/shm`", "H100", large["bytes_c"] / 1e9, large["wall_s"], "2026-11-22-large"],
-        ["27-point 256^3 squared, on a disk", "H100", disk["nnz_c"] * 12 / 1e9, disk["whole_s"],
-         "2026-11-22-pipeline_disk_large"],
-        ["R-MAT 17 x 16 squared, on `/dev/shm`", "AMD EPYC, 2 cores", cpu["nnz_c"] * 12 / 1e9, cpu["wall_s"],
-         "2026-11-21-out_of_core"],
-    ]  # fmt: skip
-    runs = [[w, d, f"{g:.1f} GB", f"{s:.1f} s", f"[record](benchmarks/results/{n}.json)"] for w, d, g, s, n in whole]
-    return table(["from Zarr to Zarr, call to return", "on", "C", "wall time", ""], runs)
+    whole = []
+    if have("large"):
+        large = record("large")["product"]
+        whole.append(["27-point 412^3 squared", "large", large["bytes_c"] / 1e9, large["wall_s"]])
+    if have("out_of_core"):
+        cpu = next(r for r in record("out_of_core")["rows"] if r["case"].startswith("rmat"))
+        whole.append(["R-MAT 17 x 16 squared", "out_of_core", cpu["nnz_c"] * 12 / 1e9, cpu["wall_s"]])
+    runs = [[what, device(n), f"{g:.1f} GB", f"{s:.1f} s", waits.link(n)] for what, n, g, s in whole]
+    return table(["from Zarr to Zarr in `/dev/shm`, call to return", "on", "C", "wall time", ""], runs) if runs else ""
 
 
 def readme_figures() -> str:
@@ -763,7 +743,7 @@ def readme_figures() -> str:
 
 def measured() -> str:
     """Return docs/measured.md."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION.format(commits=", ".join(f"`{commit}`" for commit in commits()))]
     if waits.recorded():
         parts += ["## What a user waits for\n", *map(waits.section, waits.recorded())]
     parts += ["## Calls in one table\n", comparisons("../benchmarks/results")]
@@ -782,7 +762,7 @@ def measured() -> str:
     if waits.recorded("object_store"):
         parts += ["## Object stores\n", *map(object_store, waits.recorded("object_store"))]
     for title, sections in SECTIONS.items():
-        parts += [f"## {title}\n", *(section() for section in sections)]
+        parts += [f"## {title}\n", *(section() for section in sections if have(*NEEDED.get(section.__name__, ())))]
     if waits.recorded("faults"):
         parts += ["## Faults\n", *map(faults, waits.recorded("faults"))]
     if waits.recorded("integrity"):

@@ -18,6 +18,16 @@ def record(name: str) -> dict[str, Any]:
     return content
 
 
+def have(*names: str) -> bool:
+    """Whether there are these records."""
+    return all((RESULTS / f"{name}.json").exists() for name in names)
+
+
+def commits() -> list[str]:
+    """Return the commits of the package that the records are of."""
+    return sorted({str(json.loads(path.read_text())["commit"]) for path in RESULTS.glob("*.json")})
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     """Return the geometric mean of ratios."""
     logarithms = [math.log(value) for value in values]

@@ -13,7 +13,8 @@ SHARED = "Other jobs took most of the cores meanwhile: compare CPU seconds, not 
 
 def recorded(benchmark: str = "prompt") -> list[str]:
     """Return the names of the records of a benchmark, the newest first."""
-    names = [path.stem for path in RESULTS.glob(f"*-{benchmark}*.json")]
+    stems = [path.stem for path in RESULTS.glob("*.json")]
+    names = [name for name in stems if name == benchmark or name.startswith(f"{benchmark}_")]
     return sorted(names, key=lambda name: str(record(name)["date"]), reverse=True)
 
 
