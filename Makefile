@@ -8,7 +8,7 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.12 python3.11 python3.13 python3; do \
 	"$$name" -c '$(PROBE)' 2>/dev/null && { echo "$$name"; break; }; done)
 
-.PHONY: demo test torture mutate check ruff mypy doctests figures site matrix docs gpu slurm image bench bench-gpu bench-gpus bench-compare kernels wheel clean
+.PHONY: demo test torture mutate check ruff mypy doctests figures guard site matrix docs gpu slurm image bench bench-gpu bench-gpus bench-compare kernels wheel clean
 
 demo: .venv/installed
 	@$(BIN)/python workflows/demo.py
@@ -27,7 +27,7 @@ mutate: .venv/installed
 		--jobs $(or $(JOBS),1) $(if $(BUDGET),--budget $(BUDGET))
 
 check: .venv/installed
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target ruff mypy doctests figures site
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target ruff mypy doctests figures guard site
 
 ruff: .venv/installed
 	$(BIN)/ruff check .
@@ -41,6 +41,11 @@ doctests: .venv/installed
 
 figures: .venv/installed
 	$(BIN)/python docs/measured.py --check
+	$(BIN)/python docs/papers.py --check
+	$(BIN)/python benchmarks/suites.py check
+
+guard: .venv/installed
+	$(BIN)/python benchmarks/guard.py
 
 site: .venv/installed
 	@if [ -e .venv/docs-installed ]; then $(MAKE) --no-print-directory docs; \

@@ -16,11 +16,13 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,8 @@ STREAMED = "s27_108", "s7_atmosmodl", "elas3_70", "tet_1m", "tet_1m_rand", "rmat
 """Matrices whose vector's traffic and whose energy are measured."""
 COUNTING_S = 60.0
 """Seconds that one run of `ncu` may take."""
-STAGES = {"count": "count", "offsets": "count", "long": "long rows", "rows": "expand, sort, compress", "copy": "copy"}
-"""Parts of names of ESC's kernels, and the stage that each belongs to."""
+STAGES = {"count": "count", "esc_rows": "expand, sort, compress", "copy": "copy"}
+"""Parts of names of ESC's kernels, and the stage that each belongs to; all others are of long rows."""
 
 
 def median(call: Callable[[], Any], warm: bool = False) -> float:
@@ -143,7 +145,7 @@ def esc_figures(a: CSR, b: CSR) -> dict[str, Any]:
         c = esc()
     stages: collections.Counter[str] = collections.Counter()
     for launch in seen:
-        stages[next((stage for part, stage in STAGES.items() if part in launch.name), "others")] += launch.ms / 1e3
+        stages[next((stage for part, stage in STAGES.items() if part in launch.name), "long rows")] += launch.ms / 1e3
     return {**found, "nnz_c": int(c.nnz), "stages_s": dict(stages)}
 
 
@@ -163,17 +165,7 @@ def polok(options: Any, files: dict[str, Path]) -> dict[str, Any]:
         for kind, b in (("A A", a), ("A A'", turned)):
             if a.ncols == b.nrows and 0 < products_of(a, b) < (10**5 if options.quick else 10**8):
                 all_to_all.append({"matrix": name, "product": kind, **product_figures(a, b)})
-    found: dict[str, Any] = {"rows": rows, "all_to_all": all_to_all}
-    for key in ("scipy_s", "esc_s", "cusparse_s"):
-        have = [one for one in all_to_all if key in one and one["products"] >= 10**5]  # the saturated part
-        if have:
-            flop = np.array([2e-6 * one["products"] for one in have])
-            seconds = np.array([one[key] for one in have])
-            found[f"ms_per_mflop_{key[:-2]}"] = float(1e3 * (flop @ seconds) / (flop @ flop))
-    if has_both := [one for one in all_to_all if "esc_s" in one]:
-        slower = [2 * one["products"] for one in has_both if one["esc_s"] > one["scipy_s"]]
-        found["crossover_flop"] = max(slower, default=0)
-    return found
+    return {"rows": rows, "all_to_all": all_to_all}
 
 
 def product_figures(a: CSR, b: CSR) -> dict[str, Any]:
@@ -279,8 +271,55 @@ def ehyb(options: Any, files: dict[str, Path]) -> dict[str, Any]:
         for name in names:
             a = gpu_measure.cupyx_matrix(gpu_measure.on_device(laplacian(spmv_suite.load(name, folder)), np.float64))
             rows.append({"matrix": name, "nrows": a.shape[0], "nnz": int(a.nnz), **preconditioned(a)})
+            if find_spec("kaminpar"):
+                rows[-1]["partition"] = partitioned(a)
             print(rows[-1], flush=True)
     return {"rows": rows}
+
+
+def partitioned(a: Any) -> dict[str, dict[str, float]]:
+    """Return seconds of parts by METIS on one thread and by KaMinPar on all, and of EHYB's product with either."""
+    import cupy
+    from spmv import graph_us
+
+    from spdist.kernels.spmv import ehyb as kernel
+    from spdist.operators import prepare
+
+    host = from_scipy(a.get())
+    share = int(kernel.SHARED_SHARE * kernel.SLACK * kernel.shared_limit())
+    parts, _ = kernel.part_count(a.shape[0], a.dtype.itemsize, kernel.processors(), share)
+    x, y, found = cupy.ones(a.shape[1]), cupy.empty(a.shape[0]), {}
+    for name, cut in (("METIS", kernel.partition), ("KaMinPar", by_kaminpar)):
+        begin = time.perf_counter()
+        part = cut(host, parts)
+        seconds = time.perf_counter() - begin
+        operator = prepare.ehyb_operator(a, part=part)
+        product = graph_us(functools.partial(operator.matvec, x, out=y)) / 1e6
+        found[name] = {"partition_s": seconds, "product_s": product, "threads": 1 if name == "METIS" else threads()}
+    return found
+
+
+def by_kaminpar(a: CSR, parts: int) -> Any:
+    """Return the part of each row of a matrix of symmetric pattern; KaMinPar reads its graph from a file."""
+    import kaminpar
+
+    graph = sp.csr_matrix(a.to_scipy(), copy=True)
+    graph.setdiag(0)
+    graph.eliminate_zeros()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "graph.parhip"
+        with path.open("wb") as file:  # version, vertices, edges; where each vertex' edges are in the file; edges
+            np.array([3, a.nrows, graph.nnz], np.uint64).tofile(file)
+            (8 * (graph.indptr.astype(np.uint64) + np.uint64(a.nrows + 4))).tofile(file)
+            graph.indices.astype(np.uint64).tofile(file)
+        loaded = kaminpar.load_graph(str(path), kaminpar.GraphFileFormat.PARHIP)
+    cutter = kaminpar.KaMinPar(num_threads=threads(), ctx=kaminpar.default_context())
+    return np.asarray(cutter.compute_partition(loaded, parts, 0.03), np.int32)
+
+
+def threads() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def laplacian(m: CSR) -> CSR:
@@ -433,16 +472,13 @@ def energy(folder: Path) -> list[dict[str, Any]]:
 
 def sell_on_cpu(m: CSR) -> dict[str, Any]:
     """Return seconds of the CPU's formats with all threads, and what the paper's model says of SELL."""
-    import os
-
     from spdist.kernels.spmv.sell.layout import chunk_occupancy, code_balance
     from spdist.operators import prepare
 
     matrix, x = m.to_scipy(), np.random.default_rng(0).uniform(-1, 1, m.ncols)
-    threads = len(os.sched_getaffinity(0))
     found: dict[str, Any] = {"nnz": m.nnz, "scipy_s": median(functools.partial(matrix.dot, x))}
     for method in ("sell", "auto"):
-        operator = prepare.operator(matrix, method, threads=threads)
+        operator = prepare.operator(matrix, method, threads=threads())
         y = np.empty(m.nrows)
         found[f"{method}_s"] = median(functools.partial(operator.matvec, x, out=y))
         assert np.allclose(y, matrix @ x, rtol=1e-10, atol=1e-10)
@@ -470,6 +506,7 @@ def main() -> int:
     options = parser.parse_args()
     files = real(None if options.quick else options.data)
     found: dict[str, Any] = {"benchmark": "papers", "published_s": SECONDS}
+    found |= {"gpu": record.gpu()} if record.has_gpu() else {}
     for name in parts(options):
         found[name] = PAPERS[name](options, files)
         record.write(found, options.out, quiet=True)

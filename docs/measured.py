@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import waits
 from tables import (
     ROOT,
+    RecordMissingError,
     commits,
     device,
     geometric_mean,
@@ -23,9 +24,11 @@ from tables import (
     million,
     record,
     seconds_ratios,
+    shown,
     source,
     summary,
     table,
+    unrecorded,
 )
 
 MEASURED = ROOT / "docs" / "measured.md"
@@ -296,10 +299,12 @@ def thesis() -> str:
 def stored_gpu() -> str:
     """Products from Zarr to Zarr through GPUs."""
     lines, names = [], [name for name in ("large", "pipeline_store", "scaling") if have(name)]
+    if not names:
+        raise RecordMissingError("large, pipeline_store, scaling")
     if have("large"):
         large = record("large")["product"]
         lines.append([large["matrix"], 1, million(large["nnz_c"]), large["wall_s"], large["run_s"]])
-    for name in names[-2:]:
+    for name in (name for name in names if name != "large"):
         content = record(name)
         for r in content.get("rows") or sorted(content["results"], key=lambda r: r["workers"]):
             whole, run = r.get("whole_s") or r["product_s"], r.get("run_s") or r["seconds"]
@@ -643,10 +648,6 @@ SECTIONS: dict[str, list[Callable[[], str]]] = {
 }
 
 
-NEEDED = {"stored_cpu": ("out_of_core",), "stored_gpu": ("pipeline_store",)}
-"""Records without which a section is left out."""
-
-
 def named(rows: Iterable[dict[str, Any]], key: str = "ratio") -> dict[str, float]:
     """Return ratios by matrix, and by the size of blocks if there is one."""
     return {
@@ -661,38 +662,45 @@ def cases(group: list[dict[str, Any]], peer: str) -> dict[str, float]:
 
 def figures() -> list[Figure]:
     """Return the comparisons of calls in warm processes, of at least three cases: like with like."""
-    fused, cpu = record("fused")["results"], record("spmv_cpu")["results"]
-    thesis = {r["matrix"]: r["cupy_locked_s"] / r["locked_s"] for r in record("pipeline_thesis")["rows"]}
-    products = {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in record("spgemm")["rows"]}
-    vectors = {
-        "spmv": "`operator(a) @ x` on the GPU",
-        "spmv_other": "the same, kinds that no constant was tuned on",
-        "spmv_real": "the same, small real matrices",
-    }
-    return [
-        Figure("`spgemm`, 2 threads", "call", "SciPy, 1 thread, rows sorted",
-               named(record("spgemm_cpu")["results"]), "spgemm_cpu"),
-        Figure("`spgemm` of blocks, 2 threads", "call", "SciPy's `bsr_array`, 1 thread",
-               named(record("block_spgemm")["rows"]), "block_spgemm"),
-        Figure("`spgemm(top_n=10)`, 16 threads", "call", "sp_matmul_rs, 16 threads",
-               cases(record(TOP_N)["results"]["top_n"], "sp_matmul_rs"), TOP_N),
-        Figure("eight semirings, 2 threads", "call", "GraphBLAS, 2 threads",
-               cases(fused["semirings"], "graphblas"), "fused"),
-        Figure("`operator(a, \"sell\") @ x`, 2 threads", prepared(r["prepared_products"] for r in cpu), "SciPy, 1 thread",
-               named(cpu), "spmv_cpu"),
-        Figure("`spgemm`, operands on the GPU", "call", "best of cuSPARSE", products, "spgemm"),
-        Figure("the same", "call", "fastest of the open codes tried", open_codes("spgemm"), "spgemm"),
-        Figure("`spgemm` of blocks, on the GPU", "call", "entry by entry, best of cuSPARSE and spdist",
-               named(record("block_spgemm_gpu")["rows"]), "block_spgemm_gpu"),
-        Figure("A sent, A @ A brought back", "call, repeated", "CuPy; page-locked memory both", thesis,
-               "pipeline_thesis"),
+    return shown([
+        lambda: Figure("`spgemm`, 2 threads", "call", "SciPy, 1 thread, rows sorted",
+                       named(record("spgemm_cpu")["results"]), "spgemm_cpu"),
+        lambda: Figure("`spgemm` of blocks, 2 threads", "call", "SciPy's `bsr_array`, 1 thread",
+                       named(record("block_spgemm")["rows"]), "block_spgemm"),
+        lambda: Figure("`spgemm(top_n=10)`, 16 threads", "call", "sp_matmul_rs, 16 threads",
+                       cases(record(TOP_N)["results"]["top_n"], "sp_matmul_rs"), TOP_N),
+        lambda: Figure("eight semirings, 2 threads", "call", "GraphBLAS, 2 threads",
+                       cases(record("fused")["results"]["semirings"], "graphblas"), "fused"),
+        lambda: Figure("`operator(a, \"sell\") @ x`, 2 threads",
+                       prepared(r["prepared_products"] for r in record("spmv_cpu")["results"]), "SciPy, 1 thread",
+                       named(record("spmv_cpu")["results"]), "spmv_cpu"),
+        lambda: Figure("`spgemm`, operands on the GPU", "call", "best of cuSPARSE", over_cusparse("spgemm", "rows"), "spgemm"),
+        lambda: Figure("the same", "call", "fastest of the open codes tried", open_codes("spgemm"), "spgemm"),
+        lambda: Figure("`spgemm` of blocks, on the GPU", "call", "entry by entry, best of cuSPARSE and spdist",
+                       named(record("block_spgemm_gpu")["rows"]), "block_spgemm_gpu"),
+        lambda: Figure("A sent, A @ A brought back", "call, repeated", "CuPy; page-locked memory both",
+                       {r["matrix"]: r["cupy_locked_s"] / r["locked_s"] for r in record("pipeline_thesis")["rows"]},
+                       "pipeline_thesis"),
         *(
-            Figure(what, prepared(r["methods"]["auto"]["prepared_products"] for r in rows_of(name)),
-                   "best of cuSPARSE, preprocessed",
-                   {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in rows_of(name)}, name)
-            for name, what in vectors.items()
+            lambda name=name, what=what: Figure(
+                what, prepared(r["methods"]["auto"]["prepared_products"] for r in rows_of(name)),
+                "best of cuSPARSE, preprocessed", over_cusparse(name, "results"), name)
+            for name, what in VECTORS.items()
         ),
-    ]  # fmt: skip
+    ])  # fmt: skip
+
+
+VECTORS = {
+    "spmv": "`operator(a) @ x` on the GPU",
+    "spmv_other": "the same, kinds that no constant was tuned on",
+    "spmv_real": "the same, small real matrices",
+}
+
+
+def over_cusparse(name: str, key: str) -> dict[str, float]:
+    """Return the ratios of `auto` to cuSPARSE by matrix."""
+    rows = record(name)["rows"] if key == "rows" else rows_of(name)
+    return {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in rows}
 
 
 def prepared(products: Iterable[float]) -> str:
@@ -744,6 +752,8 @@ def readme_figures() -> str:
 def measured() -> str:
     """Return docs/measured.md."""
     parts = [INTRODUCTION.format(commits=", ".join(f"`{commit}`" for commit in commits()))]
+    if missing := unrecorded():
+        parts.append(f"Not recorded with this code: {', '.join(missing)}.\n")
     if waits.recorded():
         parts += ["## What a user waits for\n", *map(waits.section, waits.recorded())]
     parts += ["## Calls in one table\n", comparisons("../benchmarks/results")]
@@ -762,7 +772,7 @@ def measured() -> str:
     if waits.recorded("object_store"):
         parts += ["## Object stores\n", *map(object_store, waits.recorded("object_store"))]
     for title, sections in SECTIONS.items():
-        parts += [f"## {title}\n", *(section() for section in sections if have(*NEEDED.get(section.__name__, ())))]
+        parts += [f"## {title}\n", *shown(sections)]
     if waits.recorded("faults"):
         parts += ["## Faults\n", *map(faults, waits.recorded("faults"))]
     if waits.recorded("integrity"):

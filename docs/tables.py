@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,35 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+class RecordMissingError(Exception):
+    """There is no record of this name: its code changed since, or it was not made yet."""
+
+
 def record(name: str) -> dict[str, Any]:
     """Return a record of benchmarks/results."""
-    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        raise RecordMissingError(name)
+    content: dict[str, Any] = json.loads(path.read_text())
     return content
+
+
+def shown(parts: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Return what functions return, without those that need a record that is not there."""
+    found = []
+    for part in parts:
+        with contextlib.suppress(RecordMissingError):
+            found.append(part())
+    return found
+
+
+def unrecorded() -> list[str]:
+    """Return the names of the records that suites make and that are not there."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import suites
+
+    names = [one.name for parts in suites.SUITES.values() for part in parts for one in part]
+    return [name for name in names if not have(name)]
 
 
 def have(*names: str) -> bool:

@@ -46,10 +46,8 @@ def commands(name: str) -> str:
     """Return the table of all programs, from prompt to prompt."""
     lines = []
     for row in timed(record(name)["rows"]):
-        took = sorted(times(row))
-        spread = f"{took[0]:.1f} to {took[-1]:.1f}, {len(took)}"
         ratio = row.get("over_best_peer", "")
-        lines.append([row["case"], size(row), row["program"], seconds(row["median_s"]), spread,
+        lines.append([row["case"], size(row), row["program"], seconds(row["median_s"]), spread(row),
                       seconds(row.get("median_run_s")), row["median_cpu_s"], ratio])  # fmt: skip
     head = ["product", "C", "program", "prompt to prompt", "from, to, trials", "first read to last write", "CPU s"]
     return table([*head, "over the best script"], lines)
@@ -182,7 +180,7 @@ def readme(names: list[str]) -> str:
             if ours:
                 best = min(ours, key=lambda row: float(row["median_s"]))
                 lines.append([case, size(best), device(name), best["program"], seconds(best["median_s"]),
-                              len(times(best)), best["best_peer"], f"{best['over_best_peer']:.2f}", link(name)])  # fmt: skip
+                              spread(best), best["best_peer"], f"{best['over_best_peer']:.2f}", link(name)])  # fmt: skip
     ratios = [
         [f"`spdist.matmul` in memory, {len(rows)} products", device(name), f"{statistics.geometric_mean(rows):.2f}",
          f"{min(rows):.2f}", link(name)]
@@ -191,7 +189,7 @@ def readme(names: list[str]) -> str:
     ]  # fmt: skip
     if not lines:
         return ""
-    head = ["whole command", "C", "on", "fastest engine", "median", "trials", "fastest script", "ratio", ""]
+    head = ["whole command", "C", "on", "fastest engine", "median", "from, to, trials", "fastest script", "ratio", ""]
     return (
         "Whole commands in fresh processes, from prompt to prompt, compared with scripts that users write with zarr-python.\n"
         "Storage is memory (tmpfs), and kernels were compiled before; a first command ever takes longer, as\n"
@@ -202,6 +200,12 @@ def readme(names: list[str]) -> str:
         + table(head, lines)
         + (f"\n{table(['call to return', 'on', 'ratio, geometric mean', 'least', ''], ratios)}" if ratios else "")
     )
+
+
+def spread(row: Row) -> str:
+    """Return the least and the greatest seconds of the trials of a row, and how many there are."""
+    took = sorted(times(row))
+    return f"{took[0]:.1f} to {took[-1]:.1f}, {len(took)}"
 
 
 def times(row: Row) -> list[float]:

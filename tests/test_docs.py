@@ -258,6 +258,16 @@ def test_measured_is_what_records_say(monkeypatch):
     assert readme == module.readme(readme), "stale: run python docs/measured.py"
 
 
+def test_papers_are_what_records_say(monkeypatch, tmp_path):
+    """Each paper has its part; without records the page says which are missing."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    papers, tables = importlib.import_module("papers"), importlib.import_module("tables")
+    assert (ROOT / "docs" / "papers.md").read_text() == papers.page(), "stale: run python docs/papers.py"
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    without = papers.page()
+    assert without.count("Not recorded with this code") == without.count("\n## ") == len(papers.SECTIONS) == 5
+
+
 @pytest.mark.parametrize("path", [path for path in DESIGN if path.name != "README.md"], ids=name_of)
 def test_decisions_have_their_parts(path):
     text = path.read_text()

@@ -53,29 +53,29 @@ def waits(monkeypatch, tmp_path):
 
 
 def test_readme_shows_the_quickest_command_and_script_and_calls(waits, tmp_path):
-    (tmp_path / "2026-11-30-prompt.json").write_text(json.dumps(content()))
+    (tmp_path / "prompt_a.json").write_text(json.dumps(content()))
     shown = waits.readme(waits.headlines())
-    ours = "| 27-point 100^3 | 12 GB | H100, host with 16 cores | spdist cuda, 1 GPU | 3.0 s | 2 |"
+    ours = "| 27-point 100^3 | 12 GB | H100, host with 16 cores | spdist cuda, 1 GPU | 3.0 s | 2.0 to 4.0, 2 |"
     assert f"{ours} CuPy and zarr-python | 7.00 |" in shown
     assert "| `spdist.matmul` in memory, 3 products | H100, host with 16 cores | 4.00 | 2.00 |" in shown
 
 
 @pytest.mark.parametrize("changed", [{"shared_machine": True}, {"dirty": True}])
 def test_loaded_machines_and_changed_sources_make_no_headline(waits, tmp_path, changed):
-    (tmp_path / "2026-11-30-prompt.json").write_text(json.dumps(content(**changed)))
+    (tmp_path / "prompt_a.json").write_text(json.dumps(content(**changed)))
     assert waits.recorded()
     assert not waits.readme(waits.headlines())
 
 
 def test_the_newest_record_of_a_machine_makes_the_headline(waits, tmp_path):
-    (tmp_path / "2026-11-30-prompt.json").write_text(json.dumps(content()))
-    (tmp_path / "2026-12-01-prompt.json").write_text(json.dumps(content(date="2026-12-01T00:00:00+00:00")))
-    assert waits.headlines() == ["2026-12-01-prompt"]
+    (tmp_path / "prompt_a.json").write_text(json.dumps(content()))
+    (tmp_path / "prompt_b.json").write_text(json.dumps(content(date="2026-12-01T00:00:00+00:00")))
+    assert waits.headlines() == ["prompt_b"]
 
 
 def test_every_trial_of_a_record_is_in_the_document(waits, tmp_path):
-    (tmp_path / "2026-11-30-prompt.json").write_text(json.dumps(content(shared_machine=True)))
-    shown = waits.section("2026-11-30-prompt")
+    (tmp_path / "prompt_a.json").write_text(json.dumps(content(shared_machine=True)))
+    shown = waits.section("prompt_a")
     assert "other jobs ran beside" in shown
     assert "| spdist cuda, 1 GPU | 3.0 s | 2.0 to 4.0, 2 | 1.2 s |" in shown
     assert "With empty caches of kernels, 27-point 16^3: spdist cuda, 1 GPU 9.0 s." in shown
@@ -88,7 +88,7 @@ def test_predictions_are_in_the_document(waits, tmp_path):
         {"job": "A @ P", "engine": "numba", "predicted_s": 4.0, "wall_s": 2.0, "ratio": 2.0, "left_ratio": None},
     ]
     rows = [row | {"trials": [{}, {}]} for row in rows] + [{"job": "failed", "engine": "cuda", "trials": [{}]}]
-    (tmp_path / "2026-11-30-predictions.json").write_text(json.dumps(content(rows=rows)))
+    (tmp_path / "predictions_a.json").write_text(json.dumps(content(rows=rows)))
     shown = waits.predictions(waits.recorded("predictions")[0])
     assert "1 of 2 are predicted within 25 %" in shown
     assert "| R-MAT | numba | 4.0 s | 5.0 s | 0.80 | 1.10 | 2 |" in shown
@@ -103,7 +103,7 @@ def test_threads_and_peers_are_in_the_document(waits, tmp_path):
     }
     more = {"rows": [row], "triad_bytes_s": {"1": 1.2e10, "16": 1e11}, "summary": summary}
     more["loop_speed_up"] = {"1": 1.0, "16": 11.3}
-    (tmp_path / "2026-11-30-cores.json").write_text(json.dumps(content() | more))
+    (tmp_path / "cores_a.json").write_text(json.dumps(content() | more))
     shown = waits.cores(waits.recorded("cores")[0])
     assert "| 27-point 90^3 | 1,500 | 100.0 | 15.0 | sp_matmul 1.25 |" in shown
     assert "product, sp_matmul 1.30, least 1.10." in shown

@@ -23,7 +23,9 @@ RUNNER = "suites.py"
 TORTURE = ROOT / "tests" / "torture" / "__main__.py"
 """Has the options of `faults.py`."""
 SCRIPTS = sorted(
-    path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text() and path.name != RUNNER
+    path.name
+    for path in (ROOT / "benchmarks").glob("*.py")
+    if "__main__" in path.read_text() and path.name not in (RUNNER, "guard.py")
 )
 
 
@@ -85,6 +87,26 @@ def test_records_of_other_code_are_stale(suites, monkeypatch, tmp_path):
 def test_every_path_that_a_suite_names_is_there(suites):
     named = {path for parts in suites.SUITES.values() for part in parts for one in part for path in one.paths}
     assert all((ROOT / path).exists() for path in named)
+
+
+def test_the_guard_finds_a_call_that_stays_slower(monkeypatch):
+    """One measurement above the limit is repeated; a ratio that stays above it is found."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    guard = importlib.import_module("guard")
+    disturbed, slow = iter([9.0, 1.1]), iter([2.0, 2.1, 1.9, 2.0])
+    measured = {
+        "quick": lambda: 1.0,
+        "disturbed": lambda: next(disturbed),
+        "slow": lambda: next(slow),
+        "new": lambda: 9.0,
+    }
+    assert guard.slower({"quick": 1.0, "disturbed": 1.0, "slow": 1.0}, measured) == {"slow": 1.9}
+
+
+def test_the_guard_measures_what_the_release_did(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    guard = importlib.import_module("guard")
+    assert {"import", *guard.cases()} == set(json.loads(guard.RELEASE.read_text())["ratios"])
 
 
 def test_a_suite_says_what_failed_and_goes_on(tmp_path):
