@@ -127,29 +127,48 @@ def sums(rows: list[dict[str, str]], cases: Sequence[str]) -> dict[str, dict[str
     return found
 
 
+class Meter:
+    """Seconds and joules of a block of code, of the first GPU; joules are None where NVML is not there."""
+
+    def __init__(self) -> None:
+        self.seconds, self.joules = 0.0, None
+        self._read: Callable[[], float] | None = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            self._read = lambda: 1e-3 * pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            self._read()
+        except Exception as error:  # no package, no library, no permission: each raises its own
+            self._read = None
+            print(f"no energy: {error}")
+
+    def __enter__(self) -> Meter:
+        self._before, self._begin = self._read and self._read(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._begin
+        if self._read is not None:
+            self.joules = self._read() - self._before
+
+
 def joules(call: Call) -> dict[str, float] | None:
     """Return energy and seconds of a call, from many in a row; None where NVML is not there."""
     import cupy
 
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    except Exception as error:  # no package, no library, no permission: each raises its own
-        print(f"no energy: {error}")
-        return None
     call()
     cupy.cuda.Device().synchronize()
-    count, begin, before = 0, time.perf_counter(), pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    while time.perf_counter() - begin < SECONDS_OF_ENERGY:
-        for _ in range(20):
-            call()
-        cupy.cuda.Device().synchronize()
-        count += 20
-    seconds = time.perf_counter() - begin
-    spent = 1e-3 * (pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) - before)
-    return {"joules": spent / count, "seconds": seconds / count}
+    count = 0
+    with Meter() as meter:
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < SECONDS_OF_ENERGY:
+            for _ in range(20):
+                call()
+            cupy.cuda.Device().synchronize()
+            count += 20
+    return None if meter.joules is None else {"joules": meter.joules / count, "seconds": meter.seconds / count}
 
 
 def multiply_cases() -> None:

@@ -1,4 +1,4 @@
-"""Time a product far larger than the GPU and the host, its Frobenius norm, and one product under several limits.
+"""Time a product far larger than the GPU, its norm, one product under several limits, and clusters of a large graph.
 
 ::
 
@@ -6,19 +6,23 @@
 
 The product is the square of a 27-point grid of 412^3, whose C has 104 GB, from Zarr to Zarr, and verified. Its norm is
 of A in the host's memory: the whole, beside the kernels that multiply and add up, first with B sent and then with B
-where it is. The limits are those of the GPU, from host memory to host memory, on a smaller grid.
+where it is. The limits are those of the GPU, from host memory to host memory, on a smaller grid. The graph has 1.8
+billion edges, in cliques that a few edges join; its Markov clustering takes three steps, from file to file.
 """
 
 from __future__ import annotations
 
 import collections
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import counters
+import numpy as np
 import pipeline
 import record
 
@@ -27,10 +31,19 @@ from spdist.kernels import reduction_spec
 from spdist.kernels.streaming import pipeline as streaming
 from spdist.kernels.streaming.gpu_device import Gpu
 from spdist.matrices.csr import CSR
+from spdist.storage.writer import MatrixWriter
 from spdist.stores.registry import at
 
 SIDES = {False: (412, 256), True: (16, 12)}
 """Of the grids of the product and of the limits."""
+CLIQUE = 31
+"""Vertices that are joined with each other."""
+CLIQUES = {False: 1_940_000, True: 200}
+JOINED = 20
+"""The first vertices of each so many cliques are joined in a chain."""
+STEPS = 3
+STORED = 1 << 30
+"""Entries that are written to measure the rate of the storage."""
 LIMITS_GIB = 1, 4, 60
 REPEATS = 4
 
@@ -46,17 +59,68 @@ def grid(side: int, folder: Path) -> Path:
 def product(side: int, folder: Path) -> dict[str, Any]:
     """Square a stored grid; return what it took from the first read to the last write, and whether C is right."""
     a, c, stages = grid(side, folder), folder / "C.zarr", folder / "run.jsonl"
-    begin = time.perf_counter()
-    report = spdist.multiply(a, a, c, engine="cuda", record=stages, overwrite=True)
-    wall = time.perf_counter() - begin
+    with counters.Meter() as meter:
+        report = spdist.multiply(a, a, c, engine="cuda", record=stages, overwrite=True)
+    wall = meter.seconds
     found = {
         "matrix": f"27-point {side}^3", "nnz_c": report.nnz, "bytes_c": 12 * report.nnz, "wall_s": wall,
         "run_s": pipeline.run_seconds(stages), "blocks": report.blocks,
         "peak_device": report.peak_memory, "peak_host": report.peak_host_memory,
-        "right": spdist.verify(a, a, c).ok,
+        "right": spdist.verify(a, a, c).ok, "joules": meter.joules,
     }  # fmt: skip
     at(str(c)).remove()
+    rates = pipeline.storage_rates(str(a), str(folder / "scratch.zarr"), 8, min(report.nnz, STORED))
+    entries = spdist.open(a).nnz
+    found |= {"storage": rates, "storage_s": max(12 * entries / rates["read"], 12 * report.nnz / rates["write"])}
     return found
+
+
+def cliques(count: int, path: Path) -> None:
+    """Store a graph of cliques whose first vertices, one in JOINED, are joined in a chain."""
+    n, size = count * CLIQUE, 20_000  # cliques at a time
+    writer = MatrixWriter(path, n, np.dtype(np.float32), {})
+    ahead = JOINED * CLIQUE
+    for start in range(0, count, size):
+        cliques_here = np.arange(start, min(start + size, count))
+        rows = (CLIQUE * cliques_here[:, None] + np.arange(CLIQUE)).ravel()
+        columns = np.repeat(CLIQUE * cliques_here[:, None, None] + np.arange(CLIQUE), CLIQUE, axis=1).reshape(
+            -1, CLIQUE
+        )
+        before, after = rows % ahead == 0, (rows % ahead == 0) & (rows + ahead < n)
+        before &= rows >= ahead
+        wide = np.column_stack([rows - ahead, columns, rows + ahead])
+        kept = np.ones(wide.shape, bool)
+        kept[:, 0], kept[:, -1] = before, after
+        kept[:, 1:-1] = columns != rows[:, None]
+        indptr = np.append(0, np.cumsum(kept.sum(axis=1)))
+        indices = wide[kept].astype(np.int32)
+        writer.append(CSR(indptr, indices, np.ones(len(indices), np.float32), (len(rows), n)))
+    writer.close()
+
+
+def clusters(count: int, folder: Path) -> dict[str, Any]:
+    """Cluster a graph of cliques for some steps, file to file, in a fresh process; say whether cliques stay whole."""
+    graph, out = folder / "cliques.zarr", folder / "clusters.txt"
+    begin = time.perf_counter()
+    cliques(count, graph)
+    stored = spdist.open(graph)
+    found = {"vertices": stored.nrows, "edges": stored.nnz // 2, "entries": stored.nnz, "steps": STEPS}
+    found["made_s"] = time.perf_counter() - begin
+    limit = ["--memory-limit", "32MiB"] if count < 1000 else []  # walks are stored
+    command = [sys.executable, "-m", "spdist", "markov-clustering", str(graph), "-o", str(out), "--engine",
+               "cuda" if record.has_gpu() else "numba", "--maxiter", str(STEPS), "--no-names", "--overwrite",
+               *limit]  # fmt: skip
+    with counters.Meter() as meter:
+        done = subprocess.run(command, capture_output=True, text=True)
+    if not out.exists():  # after few steps walks still change, which is exit code 1
+        raise SystemExit(f"markov-clustering: {done.stderr.strip()[-800:]}")
+    with out.open() as lines:
+        first = [line.split() for line, _ in zip(lines, range(50), strict=False)]
+    whole = all(len(line) % CLIQUE == 0 for line in first)
+    found |= {"wall_s": meter.seconds, "joules": meter.joules, "said": done.stdout.strip()[-400:], "right": whole}
+    rates = pipeline.storage_rates(str(graph), str(folder / "scratch.zarr"), 8, min(stored.nnz, STORED))
+    at(str(graph)).remove()
+    return {**found, "storage": rates}
 
 
 def norm(a: CSR, device: Gpu) -> dict[str, Any]:
@@ -117,7 +181,11 @@ def main() -> int:
             result["limits"].append({"matrix": f"27-point {small}^3", **limited(a, gib << 30)})
             print("limit {memory_limit:,}: {seconds:.3f} s, peak {peak:,}".format(**result["limits"][-1]))
             record.write(result, args.out)
-    return 0 if all(row["right"] for row in (result["product"], *result["limits"])) else 1
+        del a
+        result["clusters"] = clusters(CLIQUES[args.quick], folder)
+        print("{edges:,} edges, {steps} steps: {wall_s:.1f} s".format(**result["clusters"]))
+        record.write(result, args.out)
+    return 0 if all(row["right"] for row in (result["product"], *result["limits"], result["clusters"])) else 1
 
 
 if __name__ == "__main__":
