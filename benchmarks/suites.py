@@ -104,15 +104,14 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark("pipeline_store",
                       "pipeline.py --folder FOLDER --matrices er_4m_d16,poisson27_160 --store FOLDER/store",
                       (*STREAM, *STORED)),
-            Benchmark("packing", "packing.py", ("spdist/kernels/streaming",)),
         ],
         [
-            Benchmark("papers_vectors", "papers.py --folder FOLDER --data REAL --only villa ehyb kreutzer", VECTORS),
+            Benchmark("papers_vectors", "papers.py --folder FOLDER --data REAL --only villa kreutzer", VECTORS),
+            Benchmark("papers_ehyb", "papers.py --folder FOLDER --data REAL --only ehyb", VECTORS),
             Benchmark("papers_products", "papers.py --folder FOLDER --data REAL --only hyspmm polok",
                       ("spdist/kernels/esc", "spdist/kernels/hyspmm")),
             Benchmark("answers_gpu", "answers.py --gpu --repeats 3", GPU),
             Benchmark("block_spgemm_gpu", "block_spgemm.py --gpu", ("spdist/kernels/bsr",)),
-            Benchmark("calls", "calls.py --budget 100", GPU),
             Benchmark("top_n_16cores", "fused.py --threads 16 --only top_n", (CPU,)),
         ],
         [
