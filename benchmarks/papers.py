@@ -16,8 +16,11 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import json
 import os
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -58,6 +61,7 @@ SECONDS = {
 """Polok's table 1: seconds of CSparse, of CUSP and of the paper's product on a Tesla K40."""
 THREADS = 256, 512, 1024
 """In a block, of Villa's kernels."""
+THESIS = ("hood", "atmosmodl", "offshore", "bmwcra_1", "mono_500Hz", "cage12", "cca", "poisson3Da", "orsirr_1")
 CACHED = "offshore", "cage12", "poisson3Da"
 """Of the thesis' matrices: those whose hits of the second cache are counted."""
 STREAMED = "s27_108", "s7_atmosmodl", "elas3_70", "tet_1m", "tet_1m_rand", "rmat_20"
@@ -105,15 +109,45 @@ def hyspmm(options: Any, files: dict[str, Path]) -> dict[str, Any]:
         found = {}
         for kind in ("esc", "cusparse", "hyspmm"):
             found |= counters.counted([f"{kind}:{name}" for name in CACHED], folder, COUNTING_S)
+        suite.prepare(THESIS, folder)
+        beside = [{"matrix": name, **beside_cusp(suite.load(name, folder)[0], options.cusp)} for name in THESIS]
     rows = []
     for case, one in found.items():
         method, name = case.split(":")
         rows.append({"matrix": name, "method": method, "hit_ratio": one[counters.HITS] / one[counters.SECTORS],
                      "kernels": one["kernels"], "read_bytes": one[counters.READ],
                      "written_bytes": one[counters.WRITTEN]})  # fmt: skip
-    for row in rows:
+    for row in [*rows, *beside]:
         print(row, flush=True)
-    return {"rows": rows}
+    return {"rows": rows, "beside_cusp": beside}
+
+
+def beside_cusp(a: CSR, program: str | None) -> dict[str, float]:
+    """Return seconds of hySpMM from host to host, and of CUSP where its program is there."""
+    import gpu_measure
+
+    from spdist.kernels.hyspmm.multiply import multiply
+
+    call = functools.partial(multiply, a, a)
+    call()
+    found = {"hyspmm_s": statistics.median(gpu_measure.clock(call) for _ in range(RUNS)) / 1e3}
+    return found | by_cusp(a, program)
+
+
+def by_cusp(a: CSR, program: str | None) -> dict[str, float]:
+    """Return seconds of CUSP's product on the GPU, and with A sent and C brought back (`peers/cusp.cu`)."""
+    if program is None:
+        return {}
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        for part in (np.array([a.nrows, a.nnz], np.int64), a.indptr.astype(np.int32), a.indices, a.data):
+            part.tofile(file)
+        file.flush()
+        done = subprocess.run([program, file.name, str(RUNS)], capture_output=True, text=True)
+    if done.returncode:
+        print(f"CUSP: exit code {done.returncode}: {done.stderr.strip()[-200:]}")
+        return {}
+    said = json.loads(done.stdout)
+    return {"cusp_s": said["gpu_s"], "cusp_locked_s": said["locked_s"], "cusp_nnz_c": said["nnz_c"]}
 
 
 # -- Polok, Ila, Smrz 2015 ---------------------------------------------------------------------------------------------
@@ -157,7 +191,7 @@ def polok(options: Any, files: dict[str, Path]) -> dict[str, Any]:
         is_real = name in files
         made = load(files[name]) if is_real else suite.TINY["rmat"]() if options.quick else SNAP[name]()
         a: CSR = made if isinstance(made, CSR) else made[0]
-        rows.append({"matrix": name, "real": is_real, **product_figures(a, a)})
+        rows.append({"matrix": name, "real": is_real, **product_figures(a, a), **by_cusp(a, options.cusp)})
         print(f"{name:16} {'real' if is_real else 'generated':9} {rows[-1]}", flush=True)
     for name, path in files.items():
         a = load(path)
@@ -501,6 +535,7 @@ def main() -> int:
     """Measure, print, record."""
     parser = record.parser(__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", choices=list(PAPERS))
+    parser.add_argument("--cusp", default=shutil.which("cusp_esc"), help="program of peers/cusp.cu")
     parser.add_argument("--folder", type=Path, help="keeps the suite's matrices; by default a temporary folder")
     parser.add_argument("--data", type=Path, default=HERE.parent / "data", help="folder of real matrices, .npz")
     options = parser.parse_args()
