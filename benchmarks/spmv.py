@@ -16,6 +16,7 @@ given in products of its own operator.
 from __future__ import annotations
 
 import functools
+import os
 import statistics
 import sys
 import tempfile
@@ -403,7 +404,9 @@ def main() -> int:
     parser.add_argument("--matrices", help="names, separated by commas")
     parser.add_argument("--other", action="store_true", help="kinds of matrix that the choice was not tuned on")
     parser.add_argument("--real", type=Path, help="a folder of .npz files to measure as well")
-    parser.add_argument("--cusparse", type=Path, action="append", default=[], help="the file of another cuSPARSE")
+    others = [Path(name) for name in os.environ.get("CUSPARSE", "").split(os.pathsep) if name]
+    parser.add_argument("--cusparse", type=Path, action="append", default=others,
+                        help="the file of another cuSPARSE; by default those that CUSPARSE names")  # fmt: skip
     parser.add_argument("--methods", help="names, separated by commas, with + for a comma and a space in a name")
     parser.add_argument("--dtype", choices=TOLERANCE, default="float64")
     parser.add_argument("--hybrid", action="store_true", help="rows shared by the GPU and cores, beside the GPU alone")

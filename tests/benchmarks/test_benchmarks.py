@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_suites_name_scripts_and_options_that_there_are():
         listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
         for line in listed.splitlines():
             name, words = line.split(": ", 1)
-            script, *options = words.split()
+            script, *options = shlex.split(words)
             assert script in SCRIPTS
             text = (ROOT / "benchmarks" / script).read_text() + TORTURE.read_text()
             assert all(f'"{one.partition("=")[0]}"' in text for one in options if one.startswith("--")), line
