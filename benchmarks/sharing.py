@@ -32,7 +32,7 @@ from spdist.kernels.spmv.sell import layout  # noqa: E402
 from spdist.kernels.spmv.sell.format import GPU_LONG  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
 
-KEPT = ROOT / "benchmarks" / "results" / "2026-11-27-spmv_sharing.json"
+KEPT = ROOT / "benchmarks" / "results" / "old" / "2026-11-27-spmv_sharing.json"
 MOST, LONG = (4, 8, 16, 32, 64), (256, 512, 1024, 2048)
 """Entries of a lane, and entries above which a row stays in CSR, that are timed."""
 HUB = 100

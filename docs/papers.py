@@ -26,8 +26,8 @@ verdict.
   ten years younger: the ratio is of two machines as well as of two programs.
 - *Not reached* says why. *Not possible here* names what is missing: a program that no longer builds, a counter that the
   host hides. *Illustration*: it shows no measurement.
-- Real matrices are those of `data/` and of the collections that tests name; others are generated after the papers'
-  by `benchmarks/suite.py`, and named in italics where both occur.
+- Matrices are generated after the papers' by `benchmarks/suite.py` and `benchmarks/spmv_suite.py`, unless they are called
+  real. Where both occur, generated ones are in italics.
 """
 HEAD = "figure or table", "the paper", "here", "verdict"
 Row = tuple[str, str, str, str]
@@ -124,7 +124,7 @@ def overlap(row: dict[str, Any]) -> float:
 
 
 def verdict_of_hits(hits: dict[str, list[float]]) -> str:
-    """Return whether hySpMM's reads hit more often than those of the others."""
+    """Return whether hySpMM's reads hit more often than reads of the others."""
     if not hits["hyspmm"]:
         return "not reached: not counted"
     best = max(statistics.mean(found) for name, found in hits.items() if found and name != "hyspmm")
