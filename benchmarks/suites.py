@@ -72,7 +72,6 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark(
                 "predictions_2cores", "predictions.py --folder FOLDER --rounds 3 --engines numba --budget 200", (CPU,)
             ),
-            Benchmark("papers_cpu", "papers.py --only kreutzer polok villa --folder FOLDER --data REAL", (CPU,)),
             Benchmark("out_of_core", "out_of_core.py --folder FOLDER", (CPU, *STORED)),
             Benchmark("importing", "importing.py --size 0.1 --folder FOLDER", IMPORTS),
             Benchmark("neighbors", "neighbors.py --only '20,000 documents' '20,000 cells'", (CPU,)),
