@@ -69,9 +69,7 @@ def hyspmm() -> str:
     rows: list[Row] = [
         ("fig. 1.1", "CUSP's ESC misses the second cache in 25 % of its reads (Titan, 1.5 MB)",
          f"our ESC misses in {misses} (H100, 50 MB)", "reproduced on another ESC"),
-        ("fig. 3.1", "the data structure of a block", "`kernels/hyspmm/preparation.py`, with duplicated and with "
-        "distinct "
-         "rows of B", "illustration"),
+        ("fig. 3.1", "the data structure of a block", "`kernels/hyspmm/preparation.py`, with duplicated and with distinct rows of B", "illustration"),
         ("fig. 3.2", "which of five stages uses which unit",
          "preparation and the copies on cores, the other three on the GPU: `spdist status` shows stages of a run",
          "illustration"),
@@ -89,8 +87,7 @@ def hyspmm() -> str:
          "not reached by the thesis' method against today's cuSPARSE; the streamed product reaches 1.6"
          if geometric_mean(locked) >= 1.6 else "not reached"),
         ("fig. 4.3", "hySpMM hits in 90 %, CUSP in 75 %", f"{hit}{no_own}", verdict_of_hits(hits)),
-        ("eq. 1", "a bound of nnz(C)", "`scheduler/planner/memory.py`, `upper_bound_nnz`; plans estimate nnz(C) by "
-        "samples "
+        ("eq. 1", "a bound of nnz(C)", "`scheduler/planner/memory.py`, `upper_bound_nnz`; plans estimate nnz(C) by samples "
          "instead, as the bound is loose and does not bound the triples", "implemented"),
         ("eq. 2", "the share of places that may be filled", "`scheduler/planner/memory.py`", "implemented"),
         ("eq. 3", "blocks of A, B and the triples fit 90 % of the memory",
@@ -106,11 +103,9 @@ def hyspmm() -> str:
     ]  # fmt: skip
     return section(
         "hySpMM",
-        "X. Wu, *Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform*, thesis, Georgia\n"
-        "State University, 2015.",
+        "X. Wu, *Optimizing Sparse Matrix-Matrix Multiplication on a Heterogeneous CPU-GPU Platform*, thesis, Georgia\nState University, 2015.",
         rows,
-        "Milliseconds from host to host, operands and C page-locked; CuPy sends and multiplies as cuSPARSE does. "
-        "*Streamed*\n"
+        "Milliseconds from host to host, operands and C page-locked; CuPy sends and multiplies as cuSPARSE does. *Streamed*\n"
         "is what `spdist.matmul` runs.\n",
         table(["matrix", "products", "hySpMM", "CuPy", "ratio", "streamed", "ratio"], lines),
         source("spgemm_hyspmm", "pipeline_thesis", "pipeline", "papers_products"),
@@ -160,14 +155,12 @@ def polok() -> str:
     crossover = max(flop(p) for p in pairs if p["esc_s"] > p["scipy_s"])
     table_of: list[Row] = [
         ("fig. 1", "seconds by stage; sorting leads",
-         "shares of our kernels' time, mean: " + ", ".join(f"{name} {100 * share:.0f} "
-         f"%" for name, share in stages.items()),
+         "shares of our kernels' time, mean: " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in stages.items()),
          "reproduced: one kernel expands, sorts and reduces here, and takes most"),
         ("fig. 2", "the data in each stage", "`kernels/esc/`", "illustration"),
         ("fig. 3", "up to 100 products for each entry of C",
          f"{spread([p['expansion'] for p in pairs])} in {len(pairs)} products of real matrices", "reproduced"),
-        ("fig. 4", "all-to-all products; 27.7 ms/MFLOP for CSparse, 4.2 for CUSP, 3.0 for the paper; below 10 kFLOP "
-        "the CPU "
+        ("fig. 4", "all-to-all products; 27.7 ms/MFLOP for CSparse, 4.2 for CUSP, 3.0 for the paper; below 10 kFLOP the CPU "
          "wins", f"{len(pairs)} products A A and A A' of real matrices, ms/MFLOP: {costs}; SciPy wins below "
          f"{crossover:,} FLOP at most", f"beaten by {3.0 / cost['our ESC']:.0f}; the crossover is "
          "higher, as launches cost what they did and cores are quicker"),
@@ -177,11 +170,9 @@ def polok() -> str:
          f"SciPy's one thread {geometric_mean(over_scipy):.0f}{cusp}", f"beaten by {rate / 0.3297:.0f}"),
         ("table 1, as-Skitter", "did not fit the memory of GPU or host: 53.8 GFLOP", out[0], out[1]),
         ("fig. 5", "blocks 1 x 1 to 8 x 8: rates rise to 1.26 GFLOP/s (email-Enron, 8 x 8)",
-         f"8 x 8: {spread(eight, ',.0f')} GFLOP/s; best {best['gflops']:,.0f} ({best['matrix']}, {best['side']} x "
-         f"{best['side']})",
+         f"8 x 8: {spread(eight, ',.0f')} GFLOP/s; best {best['gflops']:,.0f} ({best['matrix']}, {best['side']} x {best['side']})",
          f"beaten by {max(eight) / 1.26:,.0f}; rates rise with the block as in the paper"),
-        ("conclusion", "split the product by bands where the expansion does not fit", "`expansion` within a memory "
-        "limit: "
+        ("conclusion", "split the product by bands where the expansion does not fit", "`expansion` within a memory limit: "
          "every engine, and every product from Zarr to Zarr", "implemented"),
     ]  # fmt: skip
     lines = [
@@ -195,8 +186,7 @@ def polok() -> str:
         "ESC with perfect load balance, and block-sparse products",
         "L. Polok, V. Ila, P. Smrz, *Fast Sparse Matrix Multiplication on GPU*, HPC 2015.",
         table_of,
-        "Table 1 in ms; CSparse, CUSP and *paper* are published figures of a Tesla K40 and its host; ours are "
-        "operands and C\n"
+        "Table 1 in ms; CSparse, CUSP and *paper* are published figures of a Tesla K40 and its host; ours are operands and C\n"
         "on the GPU, SciPy on one thread with sorted rows. Matrices in italics are generated.\n",
         table(
             [
@@ -273,8 +263,7 @@ def ehyb() -> str:
     auto = {name: record(name)["summary"]["auto"]["geometric_mean"] for name in both}
     rows: list[Row] = [
         ("fig. 1", "the format", "`kernels/spmv/ehyb.py`", "illustration"),
-        ("eq. 1, 2", "the number of parts from the shared memory", "`kernels/spmv/ehyb.py`, "
-        "`part_count`", "implemented"),
+        ("eq. 1, 2", "the number of parts from the shared memory", "`kernels/spmv/ehyb.py`, `part_count`", "implemented"),
         ("fig. 2, table 1", "single precision, 94 matrices, V100: 1.52 over cuSPARSE ALG1, 1.9 over ALG2, least 1.21",
          f"{len(own['spmv_float32'])} generated matrices: {said('spmv_float32')}", f"not reached: {why}"),
         ("fig. 3", "16 common matrices, single precision", "among the above", "not reached"),
@@ -287,8 +276,7 @@ def ehyb() -> str:
          f"{spread(products, ',.0f')} products with METIS on one thread{in_parallel(solved)}; `operator` takes EHYB only "
          "where a product is repeated often enough", "not reached: pymetis has one thread, and products are faster"),
         ("section 6", "CG with an approximate inverse gains what its products gain",
-         f"factorised approximate inverse as two operators: {spread(gains)} times as fast with spdist's operators as "
-         f"with "
+         f"factorised approximate inverse as two operators: {spread(gains)} times as fast with spdist's operators as with "
          f"cuSPARSE's CSR, {spread(fewer)} times as fast as without it", "reproduced"),
         ("table 3", "94 matrices", "generated ones of four kinds, and real ones in `spmv_real`", "illustration"),
     ]  # fmt: skip
@@ -346,28 +334,23 @@ def kreutzer() -> str:
         ("construction", "chunks of C rows, sorted in windows of sigma", "`kernels/spmv/sell/`", "implemented"),
         ("chunk occupancy beta", "near 1 after sorting",
          f"{spread([r['beta'] for r in found['rows']])} with sigma 1,024",
-         "reproduced where rows are alike; graphs of power laws need more than sorting, and long rows are stored "
-         "apart"),
+         "reproduced where rows are alike; graphs of power laws need more than sorting, and long rows are stored apart"),
         ("code balance", "6 bytes/FLOP and more in double precision", "counted on the GPU: "
          f"{spread([t['bytes_per_flop'] for t in traffic])} bytes/FLOP, as columns take 2 bytes where they can",
          "beaten"),
         ("alpha", "1 / nnz per row if x is cached perfectly",
-         f"counted over perfect: {spread([t['alpha'] / t['alpha_best'] for t in traffic])}; counted over predicted "
-         f"bytes: "
+         f"counted over perfect: {spread([t['alpha'] / t['alpha_best'] for t in traffic])}; counted over predicted bytes: "
          f"{spread([t['over_predicted'] for t in traffic])}", "reproduced"),
         ("18 matrices, relative to the best", "seldom far behind the best format on three architectures",
          f"SELL relative to the best format measured, {len(shared)} matrices: cores (`operator`, SciPy) "
-         f"{geometric_mean(host[n] for n in shared):.2f}, GPU {geometric_mean(gpu[n] for n in shared):.2f} in the "
-         f"geometric "
+         f"{geometric_mean(host[n] for n in shared):.2f}, GPU {geometric_mean(gpu[n] for n in shared):.2f} in the geometric "
          f"mean; least {min(host[worst], gpu[worst]):.2f} ({worst})", "reproduced"),
         ("scaling in a socket", "saturates with fewer cores than CRS", *scaled),
         ("energy", "less than CRS, as fewer cores saturate the memory",
-         f"GPU, by NVML: SELL takes {spread(saved)} of the energy of cuSPARSE's CSR; no counter of the host's is "
-         f"readable"
+         f"GPU, by NVML: SELL takes {spread(saved)} of the energy of cuSPARSE's CSR; no counter of the host's is readable"
          if saved else "no counter is readable", "reproduced on a GPU" if saved else "not possible here"),
         ("SMT", "improves energy efficiency", "a guest does not say which of its cores share one", "not possible here"),
-        ("sigma", "predicted, not too large", "chosen by `kernels/spmv/sell/layout.py` from the cost of padding and "
-        "of x",
+        ("sigma", "predicted, not too large", "chosen by `kernels/spmv/sell/layout.py` from the cost of padding and of x",
          "implemented"),
         ("outlook: SELL-C-T-sigma", "T threads in a row for long rows", "lanes share long rows: `kernels/spmv/sell/`",
          "implemented"),
@@ -383,11 +366,9 @@ def kreutzer() -> str:
     ]  # fmt: skip
     return section(
         "SELL-C-sigma",
-        "M. Kreutzer, G. Hager, G. Wellein, *A Unified Sparse Matrix Storage Format for Heterogeneous Systems*, "
-        "poster.",
+        "M. Kreutzer, G. Hager, G. Wellein, *A Unified Sparse Matrix Storage Format for Heterogeneous Systems*, poster.",
         rows,
-        "SELL-32-sigma relative to the best format measured on the same device (1 is the best), and what `ncu` "
-        "counted.\n",
+        "SELL-32-sigma relative to the best format measured on the same device (1 is the best), and what `ncu` counted.\n",
         table(["matrix", "beta", "cores", "GPU", "alpha", "perfect", "bytes/FLOP"], lines),
         source("papers_vectors", "spmv", "spmv_other"),
     )
@@ -435,8 +416,7 @@ def villa() -> str:
         ("block sizes", "256, 512, 1024 threads: within 5 %",
          f"times over the least, short rows, CSR-scalar {across(short, 'scalar')}; CSR-vector "
          f"{across(short, 'vector')}",
-         "reproduced for short rows; with rows of 2,000 entries CSR-scalar loses with larger blocks, as the table "
-         "shows"),
+         "reproduced for short rows; with rows of 2,000 entries CSR-scalar loses with larger blocks, as the table shows"),
         ("two kernels", "CSR-vector is up to 3 times as fast", f"{gain:.2f} times with rows of 2,000 entries; with two "
          f"entries a row CSR-scalar is {short['vector_s'] / short['scalar_s']:.2f} times as fast", "reproduced"),
         ("one CPU thread", "up to 250 times as fast as one thread (Colab)",
