@@ -7,9 +7,9 @@
 
 Public calls on SciPy's matrices, from call to return, in one warm process that has loaded Numba's kernels:
 `spdist.spgemm` of twelve matrices, six of them real; top-n, a masked count of triangles, min-plus, a reduction;
-`operator` with a vector. Peers are SciPy, which has no threads, and as far as they are installed sparse_dot_topn
-(`sp_matmul`, `sp_matmul_topn`) and python-graphblas, with as many threads as spdist. *Sorted*: the peer's rows are
-sorted after it, as spdist's are. *Unsorted*: `spdist.spgemm` with ``sort=False``, beside `sp_matmul`, which does not
+`operator` with a vector. Peers are SciPy, which has no threads, and as far as they are installed sp_matmul_rs, or
+sparse_dot_topn (`sp_matmul`, `sp_matmul_topn`), and python-graphblas, with as many threads as spdist. *Sorted*: the
+peer's rows are sorted after it, as spdist's are. *Unsorted*: `spdist.spgemm` with ``sort=False``, beside `sp_matmul`, which does not
 sort, and spdist's own sorted rows. Programs take turns.
 
 C is compared with SciPy's once, and bit for bit between numbers of threads. Work that goes on after the budget has no
@@ -59,7 +59,9 @@ LOOP_ROUNDS = 1 << 27
 """Rounds of the loop in registers."""
 TRIAD_DOUBLES = 1 << 25
 """Of each of three arrays: far more than caches hold."""
-HAS_TOPN, HAS_GRAPHBLAS = (importlib.util.find_spec(name) is not None for name in ("sparse_dot_topn", "graphblas"))
+TOPN = next((name for name in ("sp_matmul_rs", "sparse_dot_topn") if importlib.util.find_spec(name)), None)
+"""The package of `sp_matmul` and `sp_matmul_topn`: the quicker one if it is installed."""
+HAS_GRAPHBLAS = importlib.util.find_spec("graphblas") is not None
 
 
 class Work(NamedTuple):
@@ -126,9 +128,8 @@ def product(name: str, a: CSR) -> Work:
     """Return the square of a matrix, beside SciPy, sp_matmul and GraphBLAS."""
     m = sp.csr_matrix(a.to_scipy())
     peers: dict[str, Threaded] = {"SciPy, sorted": lambda _: in_order(m @ m)}
-    if HAS_TOPN:
-        from sparse_dot_topn import sp_matmul
-
+    if TOPN:
+        sp_matmul = importlib.import_module(TOPN).sp_matmul
         peers["sp_matmul"] = lambda n: sp_matmul(m, m, n_threads=n)
         peers["sp_matmul, sorted"] = lambda n: in_order(sp_matmul(m, m, n_threads=n))
     if HAS_GRAPHBLAS:
@@ -146,9 +147,8 @@ def unsorted_product(name: str, a: CSR) -> Work:
     """Return the square of a matrix with unsorted rows, beside spdist's sorted rows and sp_matmul."""
     m = sp.csr_matrix(a.to_scipy())
     peers: dict[str, Threaded] = {"spdist, sorted": lambda n: spdist.spgemm(m, m, threads=n)}
-    if HAS_TOPN:
-        from sparse_dot_topn import sp_matmul
-
+    if TOPN:
+        sp_matmul = importlib.import_module(TOPN).sp_matmul
         peers["sp_matmul"] = lambda n: sp_matmul(m, m, n_threads=n)
     for sort in (False, True):  # as in `product`
         spdist.spgemm(m[:SOME], m, method="numba", sort=sort)
@@ -180,9 +180,8 @@ def top_n(nrows: int, terms: int, per_row: int) -> Work:
     a = fused.documents(nrows, terms, per_row)
     m, t = sp.csr_matrix(a.to_scipy()), sp.csr_matrix(a.to_scipy().T)
     peers: dict[str, Threaded] = {}
-    if HAS_TOPN:
-        from sparse_dot_topn import sp_matmul_topn
-
+    if TOPN:
+        sp_matmul_topn = importlib.import_module(TOPN).sp_matmul_topn
         peers["sp_matmul_topn"] = lambda n: sp_matmul_topn(m, t, top_n=10, threshold=0.2, n_threads=n)
 
     def right(c: Any) -> bool:
@@ -381,15 +380,13 @@ def main() -> int:
     powers = {1 << k for k in range(10) if 1 << k <= cores} | {cores}
     threads = sorted({int(n) for n in args.threads.split(",")} if args.threads else powers)
     end = time.monotonic() + args.budget
-    missing = [
-        name for name, found in (("sparse_dot_topn", HAS_TOPN), ("python-graphblas", HAS_GRAPHBLAS)) if not found
-    ]
+    missing = [name for name, found in (("sp_matmul_rs", TOPN), ("python-graphblas", HAS_GRAPHBLAS)) if not found]
     if missing:
         print(f"not installed, and not compared with: {', '.join(missing)}")
     heads = " ".join(f"{n:>9}" for n in threads)
     print(f"{'ms, by threads':28} {heads}  speedup  ratio with {threads[-1]} threads")
     rows: list[Row] = []
-    result: Row = {"benchmark": "cores", "threads": threads}
+    result: Row = {"benchmark": "cores", "threads": threads, "sp_matmul_of": TOPN}
     for work in works(args.quick, args.data, args.only):
         rows.append(measure(work, threads, end))
         show(rows[-1])

@@ -17,7 +17,17 @@ from spdist.foundation.distribution import version_of
 FIELDS = ("date", "commit", "dirty", "command", "host", "device", "driver", "versions", "load_before", "shared_machine")
 """Of every record."""
 PACKAGES = "spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed"
-PEERS = "python-graphblas", "suitesparse-graphblas", "sparse-dot-topn", "pandas"
+PEERS = (
+    "python-graphblas",
+    "suitesparse-graphblas",
+    "sparse-dot-topn",
+    "sp_matmul_rs",
+    "pandas",
+    "scikit-learn",
+    "faiss-cpu",
+    "kaminpar",
+    "obstore",
+)
 """Recorded where they are installed."""
 PACKAGE = "spdist"
 LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
