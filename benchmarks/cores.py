@@ -9,8 +9,8 @@ Public calls on SciPy's matrices, from call to return, in one warm process that 
 `spdist.spgemm` of twelve matrices, six of them real; top-n, a masked count of triangles, min-plus, a reduction;
 `operator` with a vector. Peers are SciPy, which has no threads, and as far as they are installed sp_matmul_rs, or
 sparse_dot_topn (`sp_matmul`, `sp_matmul_topn`), and python-graphblas, with as many threads as spdist. *Sorted*: the
-peer's rows are sorted after it, as spdist's are. *Unsorted*: `spdist.spgemm` with ``sort=False``, beside `sp_matmul`, which does not
-sort, and spdist's own sorted rows. Programs take turns.
+peer's rows are sorted after it, as spdist's are. *Unsorted*: `spdist.spgemm` with ``sort=False``,
+beside `sp_matmul`, which does not sort, and spdist's own sorted rows. Programs take turns.
 
 C is compared with SciPy's once, and bit for bit between numbers of threads. Work that goes on after the budget has no
 more peers, then fewer repeats. *Speed-up*: one thread's time over that of n. *Ratio*: a peer's time over spdist's with
