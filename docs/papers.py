@@ -273,8 +273,8 @@ def ehyb() -> str:
         ("tables 1, 2, other peers", "holaSpMV, yaSpMV, CSR5, merge", "not run; published figures stand at the left",
          "not measured"),
         ("fig. 6", "preparing takes 500 to 2,000 products, METIS on 16 threads",
-         f"{spread(products, ',.0f')} products with METIS on one thread{in_parallel(solved)}; `operator` takes EHYB only "
-         "where a product is repeated often enough", "not reached: pymetis has one thread, and products are faster"),
+         f"{spread(products, ',.0f')} products with METIS on one thread{in_parallel(solved)}; `operator` takes EHYB on "
+         "request only", "not reached: pymetis has one thread, and products are faster"),
         ("section 6", "CG with an approximate inverse gains what its products gain",
          f"factorised approximate inverse as two operators: {spread(gains)} times as fast with spdist's operators as with "
          f"cuSPARSE's CSR, {spread(fewer)} times as fast as without it", "reproduced"),
