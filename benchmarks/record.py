@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spdist.foundation.distribution import version_of
-
 FIELDS = ("date", "commit", "dirty", "command", "host", "device", "driver", "versions", "load_before", "shared_machine")
 """Of every record."""
 PACKAGES = "spdist", "numpy", "scipy", "numba", "zarr", "zarrs", "dask", "distributed"
@@ -89,6 +87,13 @@ def gpus() -> list[dict[str, str]]:
         return []
     lines = found.stdout.splitlines() if found.returncode == 0 else []
     return [{"name": name.strip(), "driver": driver.strip()} for name, driver in (line.split(",") for line in lines)]
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
+    from spdist.foundation import distribution  # late: `compare` runs this file with older packages
+
+    return distribution.version_of(package)
 
 
 def versions() -> dict[str, str | None]:
