@@ -29,8 +29,8 @@ import record
 ROOT = Path(__file__).resolve().parents[1]
 LEAST = 0.05
 """Share by which a case may be slower without being called so."""
-CALLS = 15
-"""Calls of a case in a process, of which the quickest counts."""
+CALLS, SECONDS = 15, 0.2
+"""Calls of a case in a process, of which the quickest counts: so many at least, and more until time is up."""
 COMMANDS = {
     "import spdist": ["-c", "import spdist; spdist.spgemm"],
     "spdist --version": ["-m", "spdist", "--version"],
@@ -97,8 +97,9 @@ def probe() -> dict[str, float]:
     found = {}
     for name, call in calls().items():
         call()  # compiles, or loads what is compiled
-        times = []
-        for _ in range(CALLS):
+        times: list[float] = []
+        end = time.perf_counter() + SECONDS
+        while len(times) < CALLS or time.perf_counter() < end:
             begin = time.perf_counter()
             call()
             times.append(time.perf_counter() - begin)
