@@ -17,7 +17,6 @@ import collections
 import functools
 import inspect
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -33,7 +32,9 @@ import numpy as np
 import record
 import scipy.sparse as sp
 import suite
+from spgemm import products_of
 
+from spdist.foundation.cpus import count_cpus
 from spdist.kernels.rounding import ceil_div
 from spdist.matrices.csr import CSR, from_scipy
 
@@ -151,11 +152,6 @@ def by_cusp(a: CSR, program: str | None) -> dict[str, float]:
 
 
 # -- Polok, Ila, Smrz 2015 ---------------------------------------------------------------------------------------------
-
-
-def products_of(a: CSR, b: CSR) -> int:
-    """Return the number of products, the size of the expansion (the paper's equation 1)."""
-    return int(np.diff(b.indptr)[a.indices].sum())
 
 
 def esc_figures(a: CSR, b: CSR) -> dict[str, Any]:
@@ -329,7 +325,7 @@ def partitioned(a: Any) -> dict[str, dict[str, float]]:
         seconds = time.perf_counter() - begin
         operator = prepare.ehyb_operator(a, part=part)
         product = graph_us(functools.partial(operator.matvec, x, out=y)) / 1e6
-        found[name] = {"partition_s": seconds, "product_s": product, "threads": 1 if name == "METIS" else threads()}
+        found[name] = {"partition_s": seconds, "product_s": product, "threads": 1 if name == "METIS" else count_cpus()}
     return found
 
 
@@ -347,13 +343,8 @@ def by_kaminpar(a: CSR, parts: int) -> Any:
             (8 * (graph.indptr.astype(np.uint64) + np.uint64(a.nrows + 4))).tofile(file)
             graph.indices.astype(np.uint64).tofile(file)
         loaded = kaminpar.load_graph(str(path), kaminpar.GraphFileFormat.PARHIP)
-    cutter = kaminpar.KaMinPar(num_threads=threads(), ctx=kaminpar.default_context())
+    cutter = kaminpar.KaMinPar(num_threads=count_cpus(), ctx=kaminpar.default_context())
     return np.asarray(cutter.compute_partition(loaded, parts, 0.03), np.int32)
-
-
-def threads() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def laplacian(m: CSR) -> CSR:
@@ -512,7 +503,7 @@ def sell_on_cpu(m: CSR) -> dict[str, Any]:
     matrix, x = m.to_scipy(), np.random.default_rng(0).uniform(-1, 1, m.ncols)
     found: dict[str, Any] = {"nnz": m.nnz, "scipy_s": median(functools.partial(matrix.dot, x))}
     for method in ("sell", "auto"):
-        operator = prepare.operator(matrix, method, threads=threads())
+        operator = prepare.operator(matrix, method, threads=count_cpus())
         y = np.empty(m.nrows)
         found[f"{method}_s"] = median(functools.partial(operator.matvec, x, out=y))
         assert np.allclose(y, matrix @ x, rtol=1e-10, atol=1e-10)

@@ -5,7 +5,7 @@
     python benchmarks/suites.py cores|gpu|gpus [--part K] [--only NAME ...] [--out FOLDER] [--real FOLDER] [--list]
     python benchmarks/suites.py check          # exit with 1 if a record is of other code than there is now
 
-A suite is cut into parts that each take some minutes, for hosts that are lent for a while. Each record is named after
+A suite is cut into parts that each take some minutes, for hosts that are paid by the minute. Each record is named after
 what it times, without a date: a new one replaces the old one, and holds a digest of the code that it times. A benchmark
 that fails is said and does not stop the others; the exit code is then 1.
 """

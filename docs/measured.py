@@ -419,34 +419,30 @@ def vectors_gpu() -> str:
         "`operator(a)` in float64 compared with the quickest of cuSPARSE's CSR ALG1 and ALG2, COO, sliced ELL, BSR and\n"
         "SpMVOp, of two versions, preprocessed; us a product, both replayed in CUDA graphs; every result checked. *To\n"
         "prepare*: how many products as long as its own preparing takes, which is not in the ratio.\n"
-        f"Generated matrices. {summary(vector_ratios('spmv'))} Kinds that no constant was tuned on.\n"
-        f"{summary(vector_ratios('spmv_other'))} Small real ones. {summary(vector_ratios('spmv_real'))}\n"
+        f"Generated matrices. {summary(over_cusparse('spmv').values())} Kinds that no constant was tuned on.\n"
+        f"{summary(over_cusparse('spmv_other').values())} Small real ones. {summary(over_cusparse('spmv_real').values())}\n"
         f"With both preparations and 1,000 products: {summary(with_preparation(name).values())}\n"
-        f"In float32: {summary(vector_ratios(single))}\n\n"
+        f"In float32: {summary(over_cusparse(single).values())}\n\n"
         + table(
             ["matrix", "rows", "nonzeros", "cuSPARSE", "spdist", "ratio", "to prepare", "chosen", "float32 ratio"],
             lines,
         )
         + f"\n{source(name, *others, single)}"
-        + (f"\nRows shared with cores of the host (`hybrid`), us:\n\n{table(SHARED, alone)}\n{source('spmv_hybrid')}" if alone else "")
+        + (f"\nRows shared with cores of the host (`hybrid`), us:\n\n{table(HYBRID, alone)}\n{source('spmv_hybrid')}" if alone else "")
         + (f"\nConjugate gradients on a 27-point grid, rows stored, halos by NCCL; ms an iteration:\n\n"
            f"{table(SOLVERS, solvers)}\n{source(*solving)}" if solvers else "")
     )  # fmt: skip
 
 
-SHARED = "matrix", "GPU alone", "hybrid", "shared"
+HYBRID = "matrix", "GPU alone", "hybrid", "shared"
 SOLVERS = "GPUs", "points along an edge", "CUDA graph", "launched one by one"
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """Return the rows of a record of products with vectors; of the real matrices only what is real."""
-    rows = record(name)["results"]
+    """Return the rows of a record of products beside cuSPARSE; of real matrices with a vector only what is real."""
+    content = record(name)
+    rows = content.get("rows") or content["results"]
     return [r for r in rows if name != "spmv_real" or r["matrix"].startswith("real/")]
-
-
-def vector_ratios(name: str) -> list[float]:
-    """Return the ratios of products with vectors."""
-    return [r["methods"]["auto"]["over_cusparse"] for r in rows_of(name)]
 
 
 def with_preparation(name: str, uses: int = 1000) -> dict[str, float]:
@@ -693,7 +689,7 @@ def figures() -> list[Figure]:
         lambda: Figure("`operator(a, \"sell\") @ x`, 2 threads",
                        prepared(r["prepared_products"] for r in record("spmv_cpu")["results"]), "SciPy, 1 thread",
                        named(record("spmv_cpu")["results"]), "spmv_cpu"),
-        lambda: Figure("`spgemm`, operands on the GPU", "call", "best of cuSPARSE", over_cusparse("spgemm", "rows"), "spgemm"),
+        lambda: Figure("`spgemm`, operands on the GPU", "call", "best of cuSPARSE", over_cusparse("spgemm"), "spgemm"),
         lambda: Figure("the same", "call", "fastest of the open codes tried", open_codes("spgemm"), "spgemm"),
         lambda: Figure("`spgemm` of blocks, on the GPU", "call", "entry by entry, best of cuSPARSE and spdist",
                        named(record("block_spgemm_gpu")["rows"]), "block_spgemm_gpu"),
@@ -703,7 +699,7 @@ def figures() -> list[Figure]:
         *(
             lambda name=name, what=what: Figure(
                 what, prepared(r["methods"]["auto"]["prepared_products"] for r in rows_of(name)),
-                "best of cuSPARSE, preprocessed", over_cusparse(name, "results"), name)
+                "best of cuSPARSE, preprocessed", over_cusparse(name), name)
             for name, what in VECTORS.items()
         ),
     ])  # fmt: skip
@@ -716,10 +712,9 @@ VECTORS = {
 }
 
 
-def over_cusparse(name: str, key: str) -> dict[str, float]:
+def over_cusparse(name: str) -> dict[str, float]:
     """Return the ratios of `auto` to cuSPARSE by matrix."""
-    rows = record(name)["rows"] if key == "rows" else rows_of(name)
-    return {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in rows}
+    return {r["matrix"]: r["methods"]["auto"]["over_cusparse"] for r in rows_of(name)}
 
 
 def prepared(products: Iterable[float]) -> str:
