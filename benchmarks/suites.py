@@ -117,7 +117,9 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark("top_n_16cores", "fused.py --threads 16 --only top_n", (CPU,)),
         ],
         [
-            Benchmark("prompt_gpu", "prompt.py --folder FOLDER --budget 400", (*STREAM, CPU, *STORED)),
+            Benchmark("prompt_gpu",
+                      "prompt.py --folder FOLDER --budget 450 --workers= --cases 16^3 100^3 '18 x 8' 'A @ P'",
+                      (*STREAM, CPU, *STORED)),
         ],
         [
             Benchmark("predictions_gpu", "predictions.py --folder FOLDER --budget 150 --rounds 3", STREAM),
@@ -132,7 +134,9 @@ SUITES: dict[str, list[list[Benchmark]]] = {
     "gpus": [
         [
             Benchmark("scaling", "scaling.py --folder FOLDER --workers 1,2 --weak", STREAM),
-            Benchmark("prompt_gpus", "prompt.py --folder FOLDER --budget 200 --gpus 1,2 --no-calls", STREAM),
+            Benchmark("prompt_gpus",
+                      "prompt.py --folder FOLDER --budget 300 --gpus 1,2 --engines cuda --cases 220 'A @ P' --no-calls",
+                      STREAM),
             Benchmark("solvers_gpus", "solvers.py --gpu --workers 1,2", ("spdist/operators",)),
             Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED)),
         ]

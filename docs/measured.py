@@ -302,8 +302,10 @@ def stored_gpu() -> str:
     if not names:
         raise RecordMissingError("large, pipeline_store, scaling")
     if have("large"):
-        large = record("large")["product"]
-        lines.append([large["matrix"], 1, million(large["nnz_c"]), large["wall_s"], large["run_s"]])
+        lines = [
+            [large["matrix"], large["workers"], million(large["nnz_c"]), large["wall_s"], large["run_s"]]
+            for large in map(record("large").__getitem__, ("product", "graph"))
+        ]
     for name in (name for name in names if name != "large"):
         content = record(name)
         for r in content.get("rows") or sorted(content["results"], key=lambda r: r["workers"]):
