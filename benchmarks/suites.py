@@ -135,7 +135,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
         [
             Benchmark("scaling", "scaling.py --folder FOLDER --workers 1,2 --weak", STREAM),
             Benchmark("prompt_gpus",
-                      "prompt.py --folder FOLDER --budget 300 --gpus 1,2 --engines cuda --cases 220 'A @ P' --no-calls",
+                      "prompt.py --folder FOLDER --budget 270 --gpus 1,2 --engines cuda --cases 220 'A @ P' --no-calls",
                       STREAM),
             Benchmark("solvers_gpus", "solvers.py --gpu --workers 1,2", ("spdist/operators",)),
             Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED)),
