@@ -63,7 +63,7 @@ def suites(monkeypatch):
 
 
 def test_records_of_other_code_are_stale(suites, monkeypatch, tmp_path):
-    """Other code makes a record stale; other comments, docstrings and line breaks do not."""
+    """Other code makes a record stale; other comments, docstrings and blank lines do not."""
     sources, results = tmp_path / "code", tmp_path / "results"
     sources.mkdir(), results.mkdir()
     python, kernel = sources / "a.py", sources / "a.cu"
@@ -74,13 +74,20 @@ def test_records_of_other_code_are_stale(suites, monkeypatch, tmp_path):
     monkeypatch.setattr(suites, "ROOT", tmp_path)
     (results / "some.json").write_text(json.dumps({"digest": suites.digest(one.paths)}))
     assert suites.stale(results) == []
-    python.write_text('def f(x):\n    """Say more."""\n    # why\n    return (x\n        + 1)\n')
+    python.write_text('def f(x):\n    """Say more."""\n    # why\n\n    return x + 1  # more\n')
     kernel.write_text("/* says\nmore */ int f() {\n  return 1; }\n")
     assert suites.stale(results) == []
     kernel.write_text("int f() { return 2; }\n")
     assert [line.partition(":")[0] for line in suites.stale(results)] == ["some.json"]
     (results / "old.json").write_text("{}")
     assert any("no suite makes it" in line for line in suites.stale(results))
+
+
+def test_a_digest_is_that_of_every_python(suites, tmp_path):
+    """Records are made and checked by different versions of Python: what is hashed is the text, as it was written."""
+    source = tmp_path / "a.py"
+    source.write_text("""x = f"{y['#']!r:>{width}} {{}}"  # said\n""")
+    assert suites.meaning(source) == b"""x = f"{y['#']!r:>{width}} {{}}\""""
 
 
 def test_every_path_that_a_suite_names_is_there(suites):
