@@ -128,7 +128,7 @@ def main() -> None:
     for name, found in medians.items():
         print(f"{name:14} " + ", ".join(f"{key} {value:,.1f}" for key, value in found.items()))
     content = {"benchmark": "object_store", "server": "moto" if args.quick else os.environ.get("S3_SERVER", "")}
-    record.write(content | {"rounds": rounds, "rows": rows, "results": medians}, args.out)
+    record.write(content | {"rounds": rounds, "rows": rows, "results": medians, "trials": results}, args.out)
     if server is not None:
         server.stop()
 

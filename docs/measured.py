@@ -543,8 +543,13 @@ def object_store(name: str) -> str:
     found = record(name)
     rows = found["results"]
     raw = rows["obstore alone"]
+
+    def spread(way: str, what: str) -> str:
+        rates = [run[what] for run in found["trials"][way]]
+        return f"{min(rates):,.0f} to {max(rates):,.0f}"
+
     lines = [
-        [way, row["write"], f"{100 * row['write'] / raw['write']:.0f} %", row["read"], f"{100 * row['read'] / raw['read']:.0f} %"]
+        [way, *(cell for what in ("write", "read") for cell in (row[what], spread(way, what), f"{row[what] / raw[what]:.0%}"))]
         for way, row in rows.items() if way != "local"
     ]  # fmt: skip
     cpu = [
@@ -557,7 +562,7 @@ def object_store(name: str) -> str:
         f"from the first read of its factors, which are local, to the last write of C, and of reading C whole; and objects of\n"
         f"8 MiB by obstore alone, eight at a time. The server, the product and the peer share the {found['host']['cores']} cores. Medians of\n"
         f"{found['rounds']}.\n\n"
-        + table(["by", "write", "of obstore alone", "read", "of obstore alone"], lines)
+        + table(["by", "write", "from, to", "of obstore alone", "read", "from, to", "of obstore alone"], lines)
         + (f"\nCPU seconds per GB of C as stored, product included:\n\n{table(CPU_OF, cpu)}" if cpu else "")
         + f"\n{source(name)}"
     )
