@@ -8,7 +8,7 @@
 Public calls on SciPy's matrices, from call to return, in one warm process that has loaded Numba's kernels:
 `spdist.spgemm` of twelve matrices, six of them real; top-n, a masked count of triangles, min-plus, a reduction;
 `operator` with a vector. Peers are SciPy, which has no threads, and as far as they are installed sp_matmul_rs, or
-sparse_dot_topn (`sp_matmul`, `sp_matmul_topn`), and python-graphblas, with as many threads as spdist. *Sorted*: the
+sparse_dot_topn (`sp_matmul`, `sp_matmul_topn`), and python-graphblas, with one thread and with all. *Sorted*: the
 peer's rows are sorted after it, as spdist's are. *Unsorted*: `spdist.spgemm` with ``sort=False``,
 beside `sp_matmul`, which does not sort, and spdist's own sorted rows. Programs take turns.
 
@@ -52,7 +52,7 @@ Threaded = Callable[[int], Any]
 REAL = "brack2", "cage10", "bcsstk16", "debian_trixie_deps", "memplus", "pwt"
 LONG = 3.0
 """Seconds of a call from which on it is timed once."""
-REPEATS = 5
+REPEATS = 3
 SOME = 64
 """Rows of a product that loads the kernels."""
 LOOP_ROUNDS = 1 << 27
@@ -308,7 +308,8 @@ def measure(work: Work, threads: list[int], end: float) -> Row:
         del c
         running = {"spdist": work.ours}
         if time.monotonic() < end:
-            running |= {name: peer for name, peer in work.peers.items() if not (name.startswith("SciPy") and n > 1)}
+            others = work.peers if n in (threads[0], threads[-1]) else {}
+            running |= {name: peer for name, peer in others.items() if not (name.startswith("SciPy") and n > 1)}
         times: dict[str, list[float]] = {name: [] for name in running}
         for number in range(REPEATS if time.monotonic() < end else 1):
             for name, call in running.items():
@@ -357,15 +358,15 @@ def works(quick: bool, data: Path, only: list[str] | None) -> Iterator[Work]:
     def wanted(name: str) -> bool:
         return only is None or any(word in name for word in only)
 
+    if wanted("top"):
+        yield top_n(*((500, 300, 8) if quick else (60_000, 30_000, 20)))
+    if only is None or any(wanted(word) for word in ("masked", "min_plus", "norm", "operator")):
+        yield from (work for work in others(quick) if wanted(work.name))
     for name, make in squares(quick, data):
         if wanted(name):
             a = make()
             yield product(name, a)
             yield unsorted_product(name, a)
-    if wanted("top"):
-        yield top_n(*((500, 300, 8) if quick else (60_000, 30_000, 20)))
-    if only is None or any(wanted(word) for word in ("masked", "min_plus", "norm", "operator")):
-        yield from (work for work in others(quick) if wanted(work.name))
 
 
 def main() -> int:
