@@ -137,8 +137,8 @@ SUITES: dict[str, list[list[Benchmark]]] = {
         [
             Benchmark("scaling", "scaling.py --folder FOLDER --workers 1,2 --weak", STREAM),
             Benchmark("prompt_gpus",
-                      "prompt.py --folder FOLDER --budget 420 --gpus 1,2 --engines cuda --cases 220 --no-calls",
-                      STREAM),
+                      "prompt.py --folder FOLDER --budget 450 --gpus 1,2 --engines auto cuda --workers= --cases 220"
+                      " --no-calls", STREAM),
             Benchmark("solvers_gpus", "solvers.py --gpu --workers 1,2", ("spdist/operators",)),
             Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED)),
         ]
