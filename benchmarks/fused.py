@@ -1,7 +1,8 @@
 """Time what turns a product into an answer on the CPU: top-n with a threshold, semirings, a mask; beside peers.
 
-Peers are optional; missing ones are named: ``pip install sparse_dot_topn sp_matmul_rs python-graphblas``. Both sides
-take their own matrices, made beforehand, and every answer is compared. Medians of runs in turn.
+Public calls on SciPy's matrices. Peers are optional; missing ones are named: ``pip install sparse_dot_topn sp_matmul_rs
+python-graphblas``. GraphBLAS takes its own matrices, made beforehand, and every answer is compared. Medians of runs in
+turn.
 
 ::
 
@@ -28,9 +29,8 @@ import numpy as np  # noqa: E402
 import record  # noqa: E402
 import scipy.sparse as sp  # noqa: E402
 
-from spdist.kernels.cpu import multiply as cpu  # noqa: E402
+import spdist  # noqa: E402
 from spdist.kernels.cpu.product_counts import row_products  # noqa: E402
-from spdist.kernels.product_spec import ProductSpec  # noqa: E402
 from spdist.kernels.semirings import SEMIRINGS  # noqa: E402
 from spdist.matrices.csr import CSR, from_scipy  # noqa: E402
 
@@ -77,9 +77,8 @@ def top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
     ]:  # fmt: skip
         a = documents(nrows, terms, per_row)
         b = from_scipy(a.to_scipy().T)
-        options = ProductSpec(top_n=10, threshold=threshold)
-        runs = {"spdist": lambda a=a, b=b, options=options: cpu.multiply(a, b, threads=threads, spec=options)}
         left, right = a.to_scipy(), b.to_scipy()
+        runs = {"spdist": functools.partial(spdist.spgemm, left, right, top_n=10, threshold=threshold, threads=threads)}
         for peer in filter(find_spec, TOP_N):
             runs[peer] = functools.partial(
                 import_module(peer).sp_matmul_topn, left, right, top_n=10, threshold=threshold, n_threads=threads
@@ -91,11 +90,11 @@ def top_n(quick: bool, threads: int, repeats: int) -> list[Row]:
     return rows
 
 
-def check_top_n(c: CSR, d: Any, threshold: float) -> None:
+def check_top_n(c: Any, d: Any, threshold: float) -> None:
     """Compare the values of each row; equal ones may be of other columns, and sums differ in their last bits."""
     if threshold <= 0:  # the peer leaves out what is not above 0
-        c = CSR(c.indptr, c.indices, np.where(c.data > 0, c.data, 0), c.shape)
-    sums = [np.asarray(m.sum(axis=1)).ravel() for m in (c.to_scipy(), d)]
+        c = c.maximum(0)
+    sums = [np.asarray(m.sum(axis=1)).ravel() for m in (c, d)]
     if not np.allclose(*sums):
         raise SystemExit("top-n is wrong")
 
@@ -109,8 +108,8 @@ def semirings(quick: bool, threads: int, repeats: int) -> list[Row]:
     rows = []
     for case, a in cases.items():
         for name in RINGS:
-            options = ProductSpec(SEMIRINGS[name])
-            runs = {"spdist": lambda a=a, options=options: cpu.multiply(a, a, threads=threads, spec=options)}
+            m = a.to_scipy()
+            runs = {"spdist": functools.partial(spdist.spgemm, m, m, semiring=name, threads=threads)}
             if find_spec("graphblas"):
                 runs["graphblas"] = graphblas_product(a, name, threads)
                 check_product(runs["spdist"](), runs["graphblas"]())
@@ -148,7 +147,7 @@ def graphblas_product(a: CSR, name: str, threads: int, mask: CSR | None = None) 
     return run
 
 
-def check_product(c: CSR, d: Any) -> None:
+def check_product(c: Any, d: Any) -> None:
     """Compare with a product of GraphBLAS's, whose sums may be of another order."""
     indptr, indices, data = d.to_csr(sort=True)
     same = np.array_equal(c.indptr, indptr) and np.array_equal(c.indices, indices)
@@ -158,25 +157,24 @@ def check_product(c: CSR, d: Any) -> None:
 
 def triangles(quick: bool, threads: int, repeats: int) -> list[Row]:
     """Time the count of triangles, a product inside a graph, beside the whole product with a filter after it."""
-    pair = SEMIRINGS["plus_pair"]
     rows = []
     for scale, edges, whole in [(8, 8, False)] if quick else [(14, 16, False), (16, 8, False), (14, 8, True)]:
         graph = matrices.rmat(scale, edges).to_scipy()
         lower = sp.csr_matrix(sp.tril(graph + graph.T, -1))
         a = from_scipy(lower + lower.T if whole else lower)
-        masked, unmasked = ProductSpec(pair, a), ProductSpec(pair)
-        mask = a.to_scipy().astype(np.bool_)
+        m = a.to_scipy()
+        mask, product = m.astype(np.bool_), functools.partial(spdist.spgemm, semiring="plus_pair", threads=threads)
 
-        def filtered(a: CSR = a, mask: Any = mask, options: ProductSpec = unmasked) -> Any:
-            return cpu.multiply(a, a, threads=threads, spec=options).to_scipy().multiply(mask).sum()
+        def filtered(m: Any = m, mask: Any = mask, product: Any = product) -> Any:
+            return product(m, m).multiply(mask).sum()
 
-        def confined(a: CSR = a, options: ProductSpec = masked) -> Any:
-            return cpu.multiply(a, a, threads=threads, spec=options).data.sum()
+        def confined(m: Any = m, product: Any = product) -> Any:
+            return product(m, m, mask=m).data.sum()
 
         runs = {"spdist": confined, "unmasked": filtered}
         if find_spec("graphblas"):
-            product = graphblas_product(a, "plus_pair", threads, a)
-            runs["graphblas"] = lambda product=product: product().reduce_scalar("plus").get()
+            peer = graphblas_product(a, "plus_pair", threads, a)
+            runs["graphblas"] = lambda peer=peer: peer().reduce_scalar("plus").get()
         counts = {name: int(run()) for name, run in runs.items()}
         if len(set(counts.values())) > 1:
             raise SystemExit(f"the counts differ: {counts}")

@@ -59,7 +59,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark(
                 "prompt_2cores", "prompt.py --folder FOLDER --budget 330 --workers= --rounds 3", (CPU, *STORED)
             ),
-            Benchmark("spgemm_cpu", "spgemm_cpu.py --threads 2", (CPU,)),
+            Benchmark("spgemm_cpu", "spgemm_cpu.py", (CPU,)),
             Benchmark("spmv_cpu", "spmv.py --cpu --folder FOLDER", ("spdist/kernels/spmv/sell",)),
             Benchmark("block_spmv", "block_spmv.py", ("spdist/kernels/bsr",)),
             Benchmark("block_spgemm", "block_spgemm.py", ("spdist/kernels/bsr",)),
