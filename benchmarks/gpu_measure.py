@@ -37,6 +37,15 @@ def on_host(m: CSR) -> CSR:
     return CSR(m.indptr.get(), m.indices.get(), m.data.get(), m.shape)
 
 
+def page_locked(m: CSR, dtype: Any) -> CSR:
+    """Copy a matrix of the host's to page-locked memory, with values of a dtype."""
+    arrays = []
+    for array, kind in ((m.indptr, np.int32), (m.indices, np.int32), (m.data, dtype)):
+        arrays.append(cupyx.empty_pinned(len(array), kind))
+        arrays[-1][:] = array
+    return CSR(*arrays, m.shape)
+
+
 def is_on_host(m: CSR) -> bool:
     """Whether a product has come back to the host."""
     return isinstance(m.data, np.ndarray)
@@ -98,16 +107,8 @@ class ThereAndBack:
     """
 
     def __init__(self, a: CSR, b: CSR, dtype: Any, *, once: bool = False) -> None:
-        self.operands = [self._pinned(m, dtype) for m in ((a,) if once and b is a else (a, b))]
+        self.operands = [page_locked(m, dtype) for m in ((a,) if once and b is a else (a, b))]
         self.room: list[Any] = []
-
-    @staticmethod
-    def _pinned(m: CSR, dtype: Any) -> CSR:
-        arrays = []
-        for array, kind in ((m.indptr, np.int32), (m.indices, np.int32), (m.data, dtype)):
-            arrays.append(cupyx.empty_pinned(len(array), kind))
-            arrays[-1][:] = array
-        return CSR(*arrays, m.shape)
 
     def __call__(self) -> CSR:
         """Multiply."""

@@ -90,8 +90,8 @@ def _kernel(name: str, deterministic: bool) -> Bind:
     def bind(a: CSR, b: CSR) -> Callable[[], CSR]:
         left, right = a, b
         if name in ON_HOST:
-            left = gpu_measure.on_host(a)
-            right = left if b is a else gpu_measure.on_host(b)
+            left = gpu_measure.page_locked(gpu_measure.on_host(a), a.data.dtype)
+            right = left if b is a else gpu_measure.page_locked(gpu_measure.on_host(b), b.data.dtype)
         return functools.partial(multiply, left, right, **options)
 
     return bind
@@ -205,7 +205,7 @@ class Bench:
         products = products_of(host_a, host_b)
         row = {"matrix": name, "nrows": a.nrows, "nnz_a": a.nnz, "nnz_b": b.nnz, "products": products}
         if set(ON_HOST) & set(ours):
-            cupy_there_and_back = gpu_measure.ThereAndBack(host_a, host_b, self.dtype)
+            cupy_there_and_back = gpu_measure.ThereAndBack(host_a, host_b, self.dtype, once=True)
             row["cupy"] = attempt("CuPy", cupy_there_and_back, reference, self.pool, self.args.runs, peer=True)
             self._transfers(host_a, products, row["cupy"], ours)
         return {**row, "cusparse": theirs, "methods": ours, **self._ratios(name, a, b, theirs, ours)}

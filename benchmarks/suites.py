@@ -87,7 +87,8 @@ SUITES: dict[str, list[list[Benchmark]]] = {
         [
             Benchmark("spgemm", "spgemm.py --folder FOLDER --methods auto,esc,numeric", GPU),
             Benchmark("spgemm_float32", "spgemm.py --folder FOLDER --methods auto --dtype float32", GPU),
-            Benchmark("spgemm_hyspmm", f"spgemm.py --folder FOLDER --methods hyspmm --matrices {THESIS}",
+            Benchmark("spgemm_hyspmm",
+                      f"spgemm.py --folder FOLDER --methods hyspmm,hyspmm_duplicated --matrices {THESIS}",
                       ("spdist/kernels/hyspmm",)),
             Benchmark("spgemm_deterministic", "spgemm.py --folder FOLDER --deterministic --methods rowwise", GPU),
             Benchmark("spgemm_cold", "spgemm.py --folder FOLDER --cold --methods rowwise,esc", GPU),

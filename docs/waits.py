@@ -196,12 +196,11 @@ def readme(names: list[str]) -> str:
     head = ["whole command", "C", "on", "engine", "median", "from, to, trials", "fastest script", "ratio", ""]
     return (
         "Whole commands in fresh processes, from prompt to prompt, compared with scripts that users write with zarr-python.\n"
-        "Storage is memory (tmpfs), and kernels were compiled before; a first command ever takes longer, as\n"
-        "[docs/measured.md](docs/measured.md) shows. The *ratio* is the script's time over spdist's: above 1, spdist is faster.\n"
-        "Engine auto is the default; other engines, some of them faster, are in docs/measured.md. Calls in memory are the\n"
-        "first with their operands, compared with CuPy in a loop on a GPU, or with SciPy.\n\n"
-        "27-point n^3: C = A @ A for a 27-point stencil on an n x n x n grid. R-MAT s x e: C = A @ A for a power-law graph\n"
-        "with 2^s vertices and e edges per vertex. A @ P is a stencil times a multigrid prolongation.\n\n"
+        "Storage is memory (tmpfs), and kernels were compiled before; a first command takes longer. Engine auto is the\n"
+        "default; other engines, some of them faster, are in docs/measured.md. The *ratio* is the script's time over spdist's:\n"
+        "above 1, spdist is faster. Calls in memory are the first with their operands, compared with CuPy in a loop on a GPU,\n"
+        "or with SciPy. 27-point n^3: C = A @ A for a 27-point stencil on an n x n x n grid. R-MAT s x e: C = A @ A for a\n"
+        "power-law graph with 2^s vertices and e edges per vertex. A @ P is a stencil times a multigrid prolongation.\n\n"
         + table(head, lines)
         + (f"\n{table(['call to return', 'on', 'ratio, geometric mean', 'least', ''], ratios)}" if ratios else "")
     )
