@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/spgemm_cpu.py [--data DIR] [--quick] [--threads N] [--only NAME ...] [--out FILE.json]
+    python benchmarks/spgemm_cpu.py [--data DIR] [--stored] [--quick] [--threads N] [--only NAME ...] [--out FILE.json]
 
 Public calls on SciPy's matrices, as users write them: checks and conversions count. Without --threads spdist chooses.
 """
@@ -134,10 +134,11 @@ def show(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> int:
     parser = record.parser("C = A @ A: spdist beside SciPy's sorted product.")
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of .npz matrices")
+    parser.add_argument("--stored", action="store_true", help="only matrices of the folder")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--only", nargs="*", help="names of matrices")
     options = parser.parse_args(arguments)
-    makers = generated(options.quick)
+    makers = {} if options.stored else generated(options.quick)
     if options.data.is_dir():
         makers |= stored(options.data)
     else:

@@ -60,6 +60,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
                 "prompt_2cores", "prompt.py --folder FOLDER --budget 330 --workers= --rounds 3", (CPU, *STORED)
             ),
             Benchmark("spgemm_cpu", "spgemm_cpu.py", (CPU,)),
+            Benchmark("spgemm_cpu_real", "spgemm_cpu.py --data REAL --stored", (CPU,)),
             Benchmark("spmv_cpu", "spmv.py --cpu --folder FOLDER", ("spdist/kernels/spmv/sell",)),
             Benchmark("block_spmv", "block_spmv.py", ("spdist/kernels/bsr",)),
             Benchmark("block_spgemm", "block_spgemm.py", ("spdist/kernels/bsr",)),

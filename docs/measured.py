@@ -77,8 +77,20 @@ def spgemm_cpu() -> str:
         f"`spgemm(a, a)` with {record(name)['threads']} threads, compared with SciPy's `a @ a` with `sort_indices()` on one thread. Public call,\n"
         f"repeated, medians in ms. {summary([r['ratio'] for r in rows])}\n\n"
         + table(["matrix", "nnz(A)", "SciPy", "spdist", "ratio"], lines)
+        + small_real()
         + "\n"
-        + source(name)
+        + source(name, *(["spgemm_cpu_real"] if have("spgemm_cpu_real") else []))
+    )
+
+
+def small_real() -> str:
+    """Return what small real matrices add: the mean, and where spdist is slower."""
+    if not have("spgemm_cpu_real"):
+        return ""
+    ratios = {r["matrix"]: r["ratio"] for r in record("spgemm_cpu_real")["results"]}
+    return (
+        f"\nSmall real matrices. {summary([*ratios.values()])} Slower than SciPy, most of them with\n"
+        f"products of less than two milliseconds: {listed(ratios)}.\n"
     )
 
 
@@ -688,6 +700,8 @@ def figures() -> list[Figure]:
     return shown([
         lambda: Figure("`spgemm`, 2 threads", "call", "SciPy, 1 thread, rows sorted",
                        named(record("spgemm_cpu")["results"]), "spgemm_cpu"),
+        lambda: Figure("the same, small real matrices", "call", "SciPy, 1 thread, rows sorted",
+                       named(record("spgemm_cpu_real")["results"]), "spgemm_cpu_real"),
         lambda: Figure("`spgemm` of blocks, 2 threads", "call", "SciPy's `bsr_array`, 1 thread",
                        named(record("block_spgemm")["rows"]), "block_spgemm"),
         lambda: Figure(f"`spgemm(top_n=10)`, {threads} threads", "call", f"sp_matmul_rs, {threads} threads",
