@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def content(**changed: Any) -> dict[str, Any]:
     """Return a record of two programs on one product."""
-    trials = [{"s": 2.0, "right": True}, {"s": 4.0, "right": True}]
+    trials = [{"s": seconds, "right": True} for seconds in (2.0, 3.0, 4.0)]
     case = {"case": "27-point 100^3", "nnz_c": 10**9, "trials": trials, "median_cpu_s": 5.0}
     return {
         "date": "2026-11-30T00:00:00+00:00",
@@ -32,7 +32,7 @@ def content(**changed: Any) -> dict[str, Any]:
         ],
         "calls": {
             "rows": [
-                {"case": name, "once_s": [0.1], "again_s": [0.05], "peer_s": [ratio / 10], "over_peer_once": ratio}
+                {"case": name, "once_s": [0.4, 0.1], "again_s": [0.05, 0.05], "peer_s": [ratio / 10, ratio / 10]}
                 for name, ratio in (("a", 2.0), ("b", 4.0), ("c", 8.0))
             ]
         },
@@ -55,9 +55,17 @@ def waits(monkeypatch, tmp_path):
 def test_readme_shows_the_quickest_command_and_script_and_calls(waits, tmp_path):
     (tmp_path / "prompt_a.json").write_text(json.dumps(content()))
     shown = waits.readme(waits.headlines())
-    ours = "| 27-point 100^3 | 12 GB | H100, host with 16 cores | spdist cuda, 1 GPU | 3.0 s | 2.0 to 4.0, 2 |"
+    ours = "| 27-point 100^3 | 12 GB | H100, host with 16 cores | spdist cuda, 1 GPU | 3.0 s | 2.0 to 4.0, 3 |"
     assert f"{ours} CuPy and zarr-python | 7.00 |" in shown
-    assert "| `spdist.matmul` in memory, 3 products | H100, host with 16 cores | 4.00 | 2.00 |" in shown
+    assert "| `spdist.matmul` in memory, 3 products | H100, host with 16 cores | 1.00, 0.50 | 4.00, 2.00 |" in shown
+
+
+def test_two_trials_make_no_headline(waits, tmp_path):
+    record = content()
+    for row in record["rows"]:
+        row["trials"] = row["trials"][:2]
+    (tmp_path / "prompt_a.json").write_text(json.dumps(record))
+    assert "27-point 100^3 |" not in waits.readme(waits.headlines())
 
 
 @pytest.mark.parametrize("changed", [{"shared_machine": True}, {"dirty": True}])
@@ -77,8 +85,8 @@ def test_every_trial_of_a_record_is_in_the_document(waits, tmp_path):
     (tmp_path / "prompt_a.json").write_text(json.dumps(content(shared_machine=True)))
     shown = waits.section("prompt_a")
     assert "other jobs ran beside" in shown
-    assert "| spdist cuda, 1 GPU | 3.0 s | 2.0 to 4.0, 2 | 1.2 s |" in shown
-    assert "With empty caches of kernels, 27-point 16^3: spdist cuda, 1 GPU 9.0 s." in shown
+    assert "| spdist cuda, 1 GPU | 3.0 s | 2.0 to 4.0, 3 | 1.2 s |" in shown
+    assert "empty caches of compiled kernels, 27-point 16^3: spdist cuda, 1 GPU 9.0 s." in shown
     assert "`spdist info` 0.40 s" in shown
 
 
@@ -87,10 +95,12 @@ def test_predictions_are_in_the_document(waits, tmp_path):
         {"job": "R-MAT", "engine": "numba", "predicted_s": 4.0, "wall_s": 5.0, "ratio": 0.8, "left_ratio": 1.1},
         {"job": "A @ P", "engine": "numba", "predicted_s": 4.0, "wall_s": 2.0, "ratio": 2.0, "left_ratio": None},
     ]
-    rows = [row | {"trials": [{}, {}]} for row in rows] + [{"job": "failed", "engine": "cuda", "trials": [{}]}]
+    rows = [row | {"trials": [{"range_s": [3, 6], "wall_s": row["wall_s"]}, {}]} for row in rows]
+    rows[0]["trials"][1] = {"range_s": [3, 6], "wall_s": 5.5}
+    rows += [{"job": "failed", "engine": "cuda", "trials": [{}]}]
     (tmp_path / "predictions_a.json").write_text(json.dumps(content(rows=rows)))
     shown = waits.predictions(waits.recorded("predictions")[0])
-    assert "1 of 2 are predicted within 25 %" in shown
+    assert "1 of 2 are predicted within 25 %; 2 of 3\ntrials lie within the bounds" in shown
     assert "| R-MAT | numba | 4.0 s | 5.0 s | 0.80 | 1.10 | 2 |" in shown
 
 
