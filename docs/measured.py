@@ -400,8 +400,8 @@ def vectors_cpu() -> str:
     ]
     return (
         "### On the CPU\n\n"
-        '`operator(a, "sell")` with 2 threads compared with SciPy\'s product with one, turn by turn; ms a product,\n'
-        f"preparation apart. Ours writes to an array that is there, SciPy's makes its own. {summary([r['ratio'] for r in rows])}\n\n"
+        '`operator(a, "sell") @ x` with 2 threads compared with SciPy\'s product with one, turn by turn; ms a product,\n'
+        f"preparation apart. {summary([r['ratio'] for r in rows])}\n\n"
         + table(["matrix", "nonzeros", "SciPy", "spdist", "ratio", "products to prepare"], lines)
         + f"\n{source(name)}"
         + '\nBlock matrices: `operator(a, "bsr")` with one thread compared with the quicker of SciPy\'s `bsr_array` and `csr_array`.\n'
