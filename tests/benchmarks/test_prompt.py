@@ -108,3 +108,16 @@ def test_trials_end_with_the_budget(prompt):
     rows = list(prompt.rounds(cases, programs, 2, measure, prompt.Clock(1)))[-1]
     assert len(done) == 6
     assert {row["left_out"] for row in rows} == {2}
+
+
+def test_a_command_that_compiled_is_run_again(prompt):
+    """Its seconds are kept apart from the trials."""
+    found = iter([{"s": 9.0, "phases": {"compile": 2.5}}, {"s": 3.0, "phases": {"run": 2.0}}])
+
+    def measure(case, program):
+        return {**next(found), "right": True, "nnz_c": 1, "products": 1}
+
+    programs = [prompt.Program("a", "cuda", [], True)]
+    rows = list(prompt.rounds([prompt.Case("small", None)], programs, 1, measure, prompt.Clock(1000)))[-1]
+    assert rows[0]["compiling_s"] == [9.0]
+    assert [trial["s"] for trial in rows[0]["trials"]] == [3.0]
