@@ -97,7 +97,7 @@ def hyspmm() -> str:
          "share of the copies' time during which something else runs, at most all. Through a GPU that does not hold C, products "
          "repeated with B there: "
          + ", ".join(f"{name} {100 * share:.0f} %" for name, share in hidden.items())
-         + f". The nine matrices, which fit: {listed(some)}",
+         + f". The nine matrices, which fit: {hiding(some)}",
          f"beaten by {min(hidden.values()) / 0.2:.1f} or more where C does not fit, on other matrices; not reached on {len(thesis) - len(some)} of the nine: a "
          "product takes milliseconds, and what is neither copy nor kernel takes longer than could be hidden"),
         ("table 4.1", "i7-2600K, GeForce Titan", "every record names its host", "illustration"),
@@ -139,7 +139,7 @@ def hyspmm() -> str:
     )
 
 
-def listed(rows: list[dict[str, Any]]) -> str:
+def hiding(rows: list[dict[str, Any]]) -> str:
     """Return the share of the copies that each of some products hides."""
     return ", ".join(f"{100 * r['hidden']:.0f} % on {r['matrix']}" for r in rows) or "none"
 
@@ -302,34 +302,6 @@ def ehyb() -> str:
     both = {kind: [r for r in record(name)["results"] if "ehyb" in r["methods"]] for kind, name in names.items()}
     own = {kind: {r["matrix"]: r["methods"]["ehyb"] for r in rows} for kind, rows in both.items()}
 
-    def over(kind: str, algorithm: str) -> list[float]:
-        return [
-            1e-3 * min(us for name, us in r["cusparse_us"].items() if name.endswith(algorithm)) / r["methods"]["ehyb"]["ms"]
-            for r in both[kind]
-        ]  # fmt: skip
-
-    def said(kind: str) -> str:
-        ratios = {matrix: found["over_cusparse"] for matrix, found in own[kind].items()}
-        worst = min(ratios, key=ratios.__getitem__)
-        return (
-            f"{len(ratios)} generated matrices: over ALG1 {mean_and_least(over(kind, 'csr_alg1'))}; over ALG2 "
-            f"{mean_and_least(over(kind, 'csr_alg2'))}. Over the best format of cuSPARSE, often its sliced ELL, which the paper did not "
-            f"have: {geometric_mean(ratios.values()):.2f}, least {ratios[worst]:.2f} ({worst})"
-        )
-
-    def judged(kind: str, first: float, second: float) -> str:
-        item = 4 if kind == "single" else 8
-        reached = [
-            csr_bytes(r, item) / (1e3 * min(us for name, us in r["cusparse_us"].items() if name.endswith("csr_alg1")))
-            / r["stream_gb_s"] for r in both[kind]
-        ]  # fmt: skip
-        why = (
-            f"cuSPARSE's CSR moves its bytes at {statistics.median(reached):.2f} of STREAM's rate in the median, so that little is left but the "
-            "bytes that EHYB saves"
-        )
-        one, two = (geometric_mean(over(kind, name)) for name in ("csr_alg1", "csr_alg2"))
-        return f"ALG1: {verdict(one, first, why)}; ALG2: {verdict(two, second, 'the same')}"
-
     saved = {
         kind: [1 - r["methods"]["ehyb"]["bytes"] / csr_bytes(r, 4 if kind == "single" else 8) for r in rows]
         for kind, rows in both.items()
@@ -349,9 +321,9 @@ def ehyb() -> str:
          f"single {in_percent(saved['single'])}, double {in_percent(saved['double'])} with padding and the rows left over",
          "not reached: padding of ELL's slices, and the part that is not cached, take some of it back"),
         ("fig. 2, table 1", "single precision, 94 matrices, V100: 1.52 over cuSPARSE ALG1, 1.9 over ALG2, least 1.21",
-         said("single"), judged("single", 1.518, 1.90)),
-        ("fig. 4, table 2", "double precision: 1.45 over ALG1, 1.59 over ALG2, least 1.07", said("double"),
-         judged("double", 1.45, 1.59)),
+         said(both["single"]), judged(both["single"], 4, 1.518, 1.90)),
+        ("fig. 4, table 2", "double precision: 1.45 over ALG1, 1.59 over ALG2, least 1.07", said(both["double"]),
+         judged(both["double"], 8, 1.45, 1.59)),
         ("fig. 3, 5", "16 named matrices in single and in double precision", "the generated ones stand for their kinds",
          "not possible here: these matrices are not in the repository"),
         ("tables 1, 2, other peers", "single: yaSpMV 1.13, holaSpMV 1.30, CSR5 1.53, merge 1.52; double: holaSpMV 1.5, CSR5 1.38, "
@@ -383,6 +355,38 @@ def ehyb() -> str:
     )
 
 
+def over(rows: list[dict[str, Any]], algorithm: str) -> list[float]:
+    """Return the seconds of an algorithm of cuSPARSE, of its quickest version, over EHYB's."""
+    return [1e-3 * microseconds(r, algorithm) / r["methods"]["ehyb"]["ms"] for r in rows]
+
+
+def microseconds(row: dict[str, Any], algorithm: str) -> float:
+    """Return the time of an algorithm of cuSPARSE, by its quickest version."""
+    return float(min(us for name, us in row["cusparse_us"].items() if name.endswith(algorithm)))
+
+
+def said(rows: list[dict[str, Any]]) -> str:
+    """Return how EHYB compares with cuSPARSE's two CSR algorithms, and with its best format."""
+    ratios = {r["matrix"]: r["methods"]["ehyb"]["over_cusparse"] for r in rows}
+    worst = min(ratios, key=ratios.__getitem__)
+    return (
+        f"{len(ratios)} generated matrices: over ALG1 {mean_and_least(over(rows, 'csr_alg1'))}; over ALG2 "
+        f"{mean_and_least(over(rows, 'csr_alg2'))}. Over the best format of cuSPARSE, often its sliced ELL, which the paper did not "
+        f"have: {geometric_mean(ratios.values()):.2f}, least {ratios[worst]:.2f} ({worst})"
+    )
+
+
+def judged(rows: list[dict[str, Any]], item: int, first: float, second: float) -> str:
+    """Return whether EHYB gains on ALG1 and ALG2 what the paper says; `item`: bytes of a value."""
+    reached = [csr_bytes(r, item) / (1e3 * microseconds(r, "csr_alg1")) / r["stream_gb_s"] for r in rows]
+    why = (
+        f"cuSPARSE's CSR moves its bytes at {statistics.median(reached):.2f} of STREAM's rate in the median, so that little is left but the "
+        "bytes that EHYB saves"
+    )
+    one, two = (geometric_mean(over(rows, name)) for name in ("csr_alg1", "csr_alg2"))
+    return f"ALG1: {verdict(one, first, why)}; ALG2: {verdict(two, second, 'the same')}"
+
+
 def csr_bytes(row: dict[str, Any], item: int) -> int:
     """Return the bytes that a product of CSR moves at least: entries with columns of 4 bytes, offsets, x and y once."""
     return int(row["nnz"] * (4 + item) + row["nrows"] * (4 + 2 * item))
@@ -412,13 +416,7 @@ def kreutzer() -> str:
     """Return the figures of SELL-C-sigma's poster."""
     found = record("papers_vectors")["kreutzer"]
     host = {r["matrix"]: min(r["sell_s"], r["auto_s"], r["scipy_s"]) / r["sell_s"] for r in found["rows"]}
-    gpu, over_csr, over_best = {}, {}, {}
-    for name in ("spmv", "spmv_other"):
-        for r in record(name)["results"]:
-            best = min(*r["cusparse_us"].values(), *(1e3 * f["ms"] for f in r["methods"].values()))
-            ours, theirs = 1e3 * r["methods"]["sell"]["ms"], r["cusparse_us"]
-            gpu[r["matrix"]], over_best[r["matrix"]] = best / ours, min(theirs.values()) / ours
-            over_csr[r["matrix"]] = min(us for name, us in theirs.items() if "csr" in name) / ours
+    gpu, over_csr, over_best = sell_on_gpu()
     shared = [name for name in host if name in gpu]
     worst = min(shared, key=lambda name: min(host[name], gpu[name]))
     traffic, energy = found.get("traffic", []), found.get("energy", [])
@@ -484,6 +482,20 @@ def kreutzer() -> str:
         table(["matrix", "beta", "cores", "GPU", "alpha", "perfect", "bytes/FLOP"], lines),
         source("papers_vectors", "spmv", "spmv_other"),
     )
+
+
+def sell_on_gpu() -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Return by matrix the best time over SELL's: of all formats, of cuSPARSE's CSR, of cuSPARSE's formats."""
+    gpu: dict[str, float] = {}
+    over_csr: dict[str, float] = {}
+    over_best: dict[str, float] = {}
+    for name in ("spmv", "spmv_other"):
+        for r in record(name)["results"]:
+            best = min(*r["cusparse_us"].values(), *(1e3 * f["ms"] for f in r["methods"].values()))
+            ours, theirs = 1e3 * r["methods"]["sell"]["ms"], r["cusparse_us"]
+            gpu[r["matrix"]], over_best[r["matrix"]] = best / ours, min(theirs.values()) / ours
+            over_csr[r["matrix"]] = min(us for name, us in theirs.items() if "csr" in name) / ours
+    return gpu, over_csr, over_best
 
 
 COMPARED = "`operator`, SciPy's one thread"
