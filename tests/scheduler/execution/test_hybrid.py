@@ -106,11 +106,11 @@ def test_reductions_too(stored, one_gpu, monkeypatch):
 
 
 @pytest.mark.slow
-def test_no_reduction_waits_for_a_late_core(stored, one_gpu, monkeypatch):
-    """The GPU makes its block, too."""
+def test_no_reduction_waits_for_a_late_core(stored, tmp_path, one_gpu, monkeypatch):
+    """The GPU makes its block, too; the core keeps it until all blocks are done."""
     pretend_cpus(monkeypatch, 2)
     monkeypatch.setattr(planner, "DEFAULT_TUNING", SMALL_GPU_BLOCKS)
-    monkeypatch.setenv(fake_gpu.LATE, "60")
+    monkeypatch.setenv(fake_gpu.HELD, str(tmp_path))
     m = random_matrix(3000, 3000, 4.0, 5)
     a, sent, assign = stored("A", m), [], BlockAssigner.assign
     monkeypatch.setattr(
@@ -118,14 +118,17 @@ def test_no_reduction_waits_for_a_late_core(stored, one_gpu, monkeypatch):
         "assign",
         lambda assigner, worker, work: (sent.append(work.task.number), assign(assigner, worker, work)),
     )
-    begin, seconds = time.monotonic(), []
-    callbacks = spdist.Callbacks(progress=lambda told: seconds.append(time.monotonic() - begin))
-    assert (
-        api.reduce(a, a, "nnz", engine="hybrid", memory_limit="4MiB", callbacks=callbacks)
-        == np.diff((m @ m).indptr).sum()
-    )
-    assert len(sent) == len(set(sent)) + 1
-    assert seconds[-1] < 50
+
+    def release(told):
+        if told.blocks == told.blocks_total:
+            (tmp_path / fake_gpu.RELEASED).touch()
+
+    callbacks = spdist.Callbacks(progress=release)
+    total = api.reduce(a, a, "nnz", engine="hybrid", memory_limit="4MiB", callbacks=callbacks)
+    assert total == np.diff((m @ m).indptr).sum()
+    twice = {number for number in sent if sent.count(number) > 1}
+    assert (tmp_path / fake_gpu.TAKEN).exists()
+    assert 1 <= len(twice) == len(sent) - len(set(sent))
 
 
 @pytest.mark.slow
