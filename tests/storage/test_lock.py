@@ -245,11 +245,12 @@ def quick_heartbeat(monkeypatch):
 
 @pytest.mark.usefixtures("quick_heartbeat")
 def test_the_heartbeat_stops_a_run_whose_lock_was_stolen(tmp_path):
-    begin = time.monotonic()
+    ended = []
     with pytest.raises(SpdistError, match="another run took the lock"), hold_target(tmp_path / "C.zarr"):  # noqa: PT012
         elsewhere(tmp_path / "C.zarr", 0)
-        time.sleep(30)
-    assert time.monotonic() - begin < 5
+        time.sleep(60)
+        ended.append(True)
+    assert not ended
 
 
 @pytest.mark.usefixtures("quick_heartbeat")

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import socket
-import time
 
 import pytest
 import scipy.sparse as sp
@@ -303,10 +302,9 @@ def test_a_storage_that_cannot_be_used_is_told_in_a_line(bucket, what, monkeypat
                 monkeypatch.delenv(name)
             monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
             monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-        begin, url = time.monotonic(), f"s3://{'none' if what == 'no bucket' else 'bucket'}/A.zarr"
+        url = f"s3://{'none' if what == 'no bucket' else 'bucket'}/A.zarr"
         for call in (lambda: open_matrix(url), lambda: api.save(url, OLD, overwrite=True)):
             with pytest.raises(InputError, match=r"A.zarr: the storage cannot be used \(.*\); check the URL") as caught:
                 call()
             assert "\n" not in str(caught.value)
-        assert time.monotonic() - begin < 20
     s3fs.S3FileSystem.clear_instance_cache()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from tests.support.host_device import HostDevice
 
 LATE = "SPDIST_TEST_LATE"
 """Environment variable: seconds by which a CPU worker is late with its fourth block."""
-HELD = "SPDIST_TEST_HELD"
-"""Environment variable: a folder. A CPU worker makes the file `TAKEN` in it when it has its first block, and keeps this
-block until there is a file `RELEASED`; the GPU waits for `TAKEN` before its tenth block."""
-TAKEN, RELEASED = "taken", "released"
-PATIENCE = 300.0
+SHARED = "SPDIST_TEST_SHARED"
+"""Environment variable: the number of CPU workers, and a folder. Each of them makes a file `core-*` there when it has
+its first block, and multiplies it when all of them have one and there is a file `RELEASED`. The GPU waits for all
+`core-*` before its tenth block."""
+RELEASED = "released"
+PATIENCE = 240.0
 """Seconds after which a wait is given up, so that a test ends that fails."""
 SECONDS = 0.05
 """Seconds added to each block: fast enough that the GPU leads, slow enough that CPU workers help."""
@@ -30,22 +32,35 @@ class SlowDevice(HostDevice):
         super().__init__(memory_limit, staging_bytes, pack)
 
     def begin(self, *args: Any) -> int:
-        """Sleep before each product; before the tenth, until a CPU worker has a block that it is to keep."""
+        """Sleep before each product; before the tenth, until each CPU worker has a block."""
         time.sleep(SECONDS)
-        if HELD in os.environ and next(_PRODUCTS) == 9:
-            _wait_for(Path(os.environ[HELD], TAKEN))
+        if SHARED in os.environ and next(_PRODUCTS) == 9:
+            _wait_for(_all_have_blocks)
         return super().begin(*args)
 
 
 _PRODUCTS = itertools.count()
 
 
-def _wait_for(file: Path) -> None:
-    """Wait until a file is there."""
+def share(folder: Path, cores: int) -> str:
+    """Return the value of `SHARED`."""
+    return f"{cores} {folder}"
+
+
+def _folder() -> Path:
+    return Path(os.environ[SHARED].split(" ", 1)[1])
+
+
+def _all_have_blocks() -> bool:
+    return len(list(_folder().glob("core-*"))) >= int(os.environ[SHARED].split(" ", 1)[0])
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
     deadline = time.monotonic() + PATIENCE
-    while not file.exists():
+    while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no file {file}")
+            raise TimeoutError(f"{condition.__name__} was not true within {PATIENCE:.0f} s")
         time.sleep(0.01)
 
 
@@ -59,8 +74,8 @@ def dask_setup(worker: Any) -> None:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         if LATE in os.environ:
             _be_late(CpuMultiplier, float(os.environ[LATE]))
-        if HELD in os.environ:
-            _keep_first(CpuMultiplier, Path(os.environ[HELD]))
+        if SHARED in os.environ:
+            _keep_first(CpuMultiplier)
         return
 
     worker_process.gpu_name = lambda: "host memory"
@@ -82,13 +97,16 @@ def _be_late(kind: Any, seconds: float) -> None:
     kind.multiply_rows = late
 
 
-def _keep_first(kind: Any, folder: Path) -> None:
-    """Let a CPU worker keep its first block until it is released."""
+def _keep_first(kind: Any) -> None:
+    """Let a CPU worker keep its first block until all have one, and they are released."""
     multiply = kind.multiply_rows
 
+    def is_released() -> bool:
+        return _all_have_blocks() and (_folder() / RELEASED).exists()
+
     def kept(*args: Any) -> Any:
-        (folder / TAKEN).touch()
-        _wait_for(folder / RELEASED)
+        (_folder() / f"core-{os.getpid()}").touch()
+        _wait_for(is_released)
         return multiply(*args)
 
     kind.multiply_rows = kept

