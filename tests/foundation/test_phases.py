@@ -106,13 +106,13 @@ def test_phases_of_a_call_add_up_and_are_recorded(a, tmp_path):
     report = api.multiply(a, a, tmp_path / "C.zarr", engine="scipy", record=tmp_path / "run.jsonl", check=True)
     wall = time.perf_counter() - begin
     assert {"start", "plan", "run", "verify", "close"} <= set(report.phases)
-    assert sum(report.phases.values()) == pytest.approx(wall, abs=0.2)  # the import of Dask included
+    assert sum(report.phases.values()) == pytest.approx(wall, abs=0.2 + 0.1 * wall)  # the import of Dask included
     assert report.to_json()["phases"] == report.phases
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines() if '"what"' not in line]
     assert {frozenset(line) for line in lines} == {frozenset(lines[0])}
     own = {line["stage"]: line["seconds"] for line in lines if not line["worker"]}
     assert own.keys() == report.phases.keys()
-    assert sum(own.values()) == pytest.approx(wall, abs=0.2)
+    assert sum(own.values()) == pytest.approx(wall, abs=0.2 + 0.1 * wall)
     assert {line["stage"] for line in lines if line["worker"]} == {"preprocess", "multiply", "commit", "join"}
 
 

@@ -99,7 +99,7 @@ def test_one_process_at_a_time_writes_to_the_cache_of_a_kernel(tmp_path, monkeyp
         thread.join(1.0)
         assert thread.is_alive()
         assert not list(folder.glob("*.nbi"))
-    thread.join(60)
+    thread.join(200)
     assert len(list(folder.glob("*.nbi"))) == 1
     assert kernel(2.5) == 5.0
     assert len(list(folder.glob("*.nbc"))) == 2

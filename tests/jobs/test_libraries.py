@@ -14,7 +14,7 @@ from spdist.kernels.streaming.engine import CUDA
 def wait_for_threads():
     """Wait for the loading threads, and for those that they start."""
     while loading := [thread for thread in threading.enumerate() if thread.name == "spdist-load"]:
-        loading[0].join(30)
+        loading[0].join(200)
         assert not loading[0].is_alive()
 
 

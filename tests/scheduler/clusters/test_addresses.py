@@ -100,11 +100,11 @@ def test_a_scheduler_that_starts_late_is_waited_for():
         place.bind(("127.0.0.1", 0))
         port = place.getsockname()[1]
     found = []
-    waiting = threading.Thread(target=lambda: found.append(wait_until_reachable(f"127.0.0.1:{port}", Security(), 20)))
+    waiting = threading.Thread(target=lambda: found.append(wait_until_reachable(f"127.0.0.1:{port}", Security(), 200)))
     waiting.start()
     time.sleep(0.5)
     with LocalCluster(0, processes=False, protocol="tcp", scheduler_port=port, dashboard_address="127.0.0.1:0"):
-        waiting.join(20)
+        waiting.join(200)
     assert found == [None]
 
 

@@ -38,7 +38,7 @@ def test_a_worker_with_a_gpu_starts_while_a_large_product_is_planned(stored, tmp
     monkeypatch.setattr(local_cluster, "local_cluster", lambda *args: started.set() or start(*args))
 
     def planned(*args, **options):
-        found.append(started.wait(20))
+        found.append(started.wait(200))
         return plan(*args, **options)
 
     monkeypatch.setattr(planner, "make_plan", planned)

@@ -254,7 +254,7 @@ def test_pieces_of_a_process_that_is_killed_are_read_by_another(b):
     thread.join(1.0)
     assert thread.is_alive()  # waits for what is held
     kill(process)
-    thread.join(20)
+    thread.join(200)
     assert_same(found[0], b)
     held.drop()
     assert not files()
@@ -342,20 +342,20 @@ def test_who_drops_it_stops_reading(b, monkeypatch, small):
 
     def waiting(*arguments):
         begun.set()
-        dropped.wait(20)
+        dropped.wait(200)
         reads.append(1)
         original(*arguments)
 
     monkeypatch.setattr(StoredMatrix, "read_entries", waiting)
     held = resident(b, "dropped")
     held.begin()
-    assert begun.wait(20)
+    assert begun.wait(200)
     thread = threading.Thread(target=held.drop)
     thread.start()
     while not held._is_dropped:
         time.sleep(0.001)
     dropped.set()
-    thread.join(20)
+    thread.join(200)
     assert not thread.is_alive()
     assert 1 <= len(reads) <= small.readers
     assert not files()

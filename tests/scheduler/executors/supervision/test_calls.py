@@ -82,7 +82,7 @@ def test_a_worker_that_is_killed_while_a_product_starts(stored, tmp_path, caplog
         thread.start()
     callbacks = spdist.Callbacks(**({} if when == "starting" else {when: lambda _: thread.start()}))
     api.multiply(a, a, tmp_path / "C.zarr", grid=(10, 1, 1), workers=1, callbacks=callbacks)
-    thread.join(10)
+    thread.join(200)
     assert victims
     assert_is_product(read(tmp_path / "C.zarr"), m, m, 1e-12)
     assert all(message for message in caplog.messages)
