@@ -47,12 +47,14 @@ def share(folder: Path, cores: int) -> str:
     return f"{cores} {folder}"
 
 
-def _folder() -> Path:
-    return Path(os.environ[SHARED].split(" ", 1)[1])
+def _shared() -> tuple[int, Path]:
+    cores, folder = os.environ[SHARED].split(" ", 1)
+    return int(cores), Path(folder)
 
 
 def _all_have_blocks() -> bool:
-    return len(list(_folder().glob("core-*"))) >= int(os.environ[SHARED].split(" ", 1)[0])
+    cores, folder = _shared()
+    return len(list(folder.glob("core-*"))) >= cores
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
@@ -99,13 +101,13 @@ def _be_late(kind: Any, seconds: float) -> None:
 
 def _keep_first(kind: Any) -> None:
     """Let a CPU worker keep its first block until all have one, and they are released."""
-    multiply = kind.multiply_rows
+    multiply, (_, folder) = kind.multiply_rows, _shared()
 
     def is_released() -> bool:
-        return _all_have_blocks() and (_folder() / RELEASED).exists()
+        return _all_have_blocks() and (folder / RELEASED).exists()
 
     def kept(*args: Any) -> Any:
-        (_folder() / f"core-{os.getpid()}").touch()
+        (folder / f"core-{os.getpid()}").touch()
         _wait_for(is_released)
         return multiply(*args)
 
