@@ -8,7 +8,7 @@ The product is the square of a 27-point grid of 412^3, whose C has 104 GB, from 
 once; the same for an R-MAT graph of the size of as-Skitter, whose square did not fit into the memory of Polok's GPU.
 Its norm is of A in the host's memory: the whole, beside the kernels that multiply and add up, first with B sent and
 then with B where it is. The limits are those of the GPU, from host memory to host memory, on a smaller grid. The
-clustered graph has 1.8 billion edges, in cliques that a few edges join; its Markov clustering takes three steps, from
+clustered graph has 112 million edges, in cliques that a few edges join; its Markov clustering takes three steps, from
 file to file. One GPU is used, the first.
 """
 
@@ -44,7 +44,7 @@ GRAPH = {False: (20, 8), True: (8, 4)}
 TRIALS = 3
 CLIQUE = 31
 """Vertices that are joined with each other."""
-CLIQUES = {False: 1_940_000, True: 200}
+CLIQUES = {False: 240_000, True: 200}
 JOINED = 20
 """The first vertices of each so many cliques are joined in a chain."""
 STEPS = 3

@@ -40,6 +40,8 @@ CPU = "spdist/kernels/cpu"
 GPU = "spdist/kernels/rowwise_gpu", "spdist/kernels/radix_sort.py"
 STREAM = "spdist/kernels/streaming", *GPU
 VECTORS = "spdist/kernels/spmv", "spdist/kernels/bsr"
+CLUSTERING = "spdist/applications/markov_clustering"
+NEIGHBORS = "spdist/neighbors.py", "spdist/applications/nearest_rows.py"
 IMPORTS = "spdist/storage/formats", "spdist/storage/external_sort.py"
 STORED = "spdist/storage/writer.py", "spdist/storage/chunked_array.py"
 
@@ -77,7 +79,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             ),
             Benchmark("out_of_core", "out_of_core.py --folder FOLDER", (CPU, *STORED)),
             Benchmark("importing", "importing.py --size 0.1 --folder FOLDER", IMPORTS),
-            Benchmark("neighbors", "neighbors.py --only '20,000 documents' '20,000 cells'", (CPU,)),
+            Benchmark("neighbors", "neighbors.py --only '20,000 documents' '20,000 cells'", (*NEIGHBORS, CPU)),
             Benchmark("object_store", "object_store.py", ("spdist/stores",), "AWS_ENDPOINT_URL"),
             Benchmark("from_dask", "from_dask.py --entries 200000000", STORED),
             Benchmark("shipped_files", "shipped_files.py", IMPORTS),
@@ -130,8 +132,8 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark("cores_16", "cores.py --threads 1,2,4,8,16 --data REAL --budget 180", (CPU,)),
         ],
         [
-            Benchmark("clustering", "clustering.py --engine cuda numba --rounds 3 --limit 60", (CPU, *GPU)),
-            Benchmark("neighbors_gpu", "neighbors.py", (CPU, *GPU)),
+            Benchmark("clustering", "clustering.py --engine cuda numba --rounds 3 --limit 60", (CLUSTERING, CPU, *GPU)),
+            Benchmark("neighbors_gpu", "neighbors.py", (*NEIGHBORS, CPU, *GPU)),
             Benchmark("solvers", "solvers.py --gpu --workers 1", ("spdist/operators",)),
         ],
     ],
@@ -142,7 +144,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
                       "prompt.py --folder FOLDER --budget 450 --gpus 1,2 --engines auto cuda --workers= --cases 220"
                       " --no-calls", STREAM),
             Benchmark("solvers_gpus", "solvers.py --gpu --workers 1,2", ("spdist/operators",)),
-            Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED)),
+            Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED, CLUSTERING)),
         ]
     ],
 }  # fmt: skip

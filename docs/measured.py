@@ -342,8 +342,8 @@ def stored_gpu() -> str:
     )
 
 
-PRICES, PRICED = (1.99, 5.00), "May 2026"
-"""Least and greatest published price of an H100 for an hour on demand, in dollars, and when."""
+PRICES, PRICED = {"H100": (1.99, 5.00), "H200": (2.50, 7.00)}, "May 2026"
+"""Least and greatest published price of a GPU for an hour on demand, in dollars, and when."""
 
 
 def dearness() -> str:
@@ -352,10 +352,11 @@ def dearness() -> str:
     product, graph = found["product"], found["clusters"]
     terabytes, hours = product["bytes_c"] / 1e12, product["wall_s"] / 3600
     energy = "" if product["joules"] is None else f", {product['joules'] / 3.6e6 / terabytes:.2f} kWh of the GPU"
-    money = " to ".join(f"{hours * price / terabytes:.2f}" for price in PRICES)
+    gpu = device("large").split(",")[0]
+    money = " to ".join(f"{hours * price / terabytes:.2f}" for price in PRICES[gpu])
     return (
         f"\nThe storage alone, measured in the same run, would take {product['storage_s']:.1f} s for {product['matrix']}. A TB of C\n"
-        f"takes {hours / terabytes * 60:.1f} minutes{energy}, and {money} dollars at the prices of an H100 on demand in {PRICED}.\n\n"
+        f"takes {hours / terabytes * 60:.1f} minutes{energy}, and {money} dollars at the prices of an {gpu} on demand in {PRICED}.\n\n"
         f"Markov clustering of a graph of {graph['vertices']:,} vertices and {graph['edges']:,} edges, in cliques of 31 that a few\n"
         f"edges join: {graph['steps']} steps from Zarr to a file of clusters in {graph['wall_s']:.0f} s, prompt to prompt.\n"
     )
