@@ -87,7 +87,7 @@ slurm: .venv/installed  # on a machine that reaches SLURM; ON="words in front of
 image:  # the container's steps without Docker, as root, with debootstrap; WITH="--mirror ... --bind ..."
 	@python3 deploy/try_image.py build/image $(WITH)
 
-# Records of one commit: of two cores (PART=1 or 2), of one GPU (PART=1 to 7, each below ten minutes), of two GPUs
+# Records of one commit: of two cores (PART=1 or 2), of one GPU (PART=1 to 8, each below ten minutes), of two GPUs
 bench bench-gpu bench-gpus: .venv/bench-installed
 	@$(BIN)/python benchmarks/suites.py $(subst bench,cores,$(@:bench-%=%)) $(if $(PART),--part $(PART)) $(if $(REAL),--real $(REAL))
 

@@ -25,6 +25,7 @@ from typing import Any
 import compare
 import numpy as np
 import record
+import scipy.sparse as sp
 
 RELEASE = Path(__file__).resolve().parent / "release.json"
 LIMIT = 1.5
@@ -45,7 +46,21 @@ def cases() -> dict[str, tuple[Call, Call]]:
         m = compare.operands(nrows, per_row)
         found[f"spgemm, {m.nnz:,} entries"] = lambda m=m: spdist.spgemm(m, m), lambda m=m: (m @ m).sort_indices()
     operator, x = spdist.operator(m, "sell", threads=1), np.ones(m.shape[1])
-    return found | {"operator @ x": (lambda: operator @ x, lambda: m @ x)}
+    walks = walks_on_cliques(1_200, 30, 120)
+    return found | {
+        "operator @ x": (lambda: operator @ x, lambda: m @ x),
+        "spgemm, threshold": (lambda: spdist.spgemm(walks, walks, threshold=1e-4, top_n=1_100), lambda: walks @ walks),
+    }
+
+
+def walks_on_cliques(n: int, clique: int, others: int) -> sp.csr_array:
+    """Return rows of sum 1 that hold a clique and others anywhere, which weigh little."""
+    rng = np.random.default_rng(0)
+    rows = np.arange(n)[:, None]
+    columns = np.hstack([rows // clique * clique + np.arange(clique), rng.integers(0, n, (n, others))])
+    weights = np.hstack([np.ones((n, clique)), 10 ** rng.uniform(-6, -2, (n, others))])
+    found = sp.csr_array((weights.ravel(), (np.repeat(rows, clique + others), columns.ravel())), shape=(n, n))
+    return sp.csr_array(sp.diags_array(1 / found.sum(axis=1)) @ found)
 
 
 def least(calls: tuple[Call, Call]) -> float:

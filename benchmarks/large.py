@@ -1,4 +1,4 @@
-"""Time a product far larger than the GPU, its norm, one product under several limits, and clusters of a large graph.
+"""Time a product far larger than the GPU, its norm, and one product under several limits.
 
 ::
 
@@ -7,9 +7,8 @@
 The product is the square of a 27-point grid of 412^3, whose C has 104 GB, from Zarr to Zarr, three times, and verified
 once; the same for an R-MAT graph of the size of as-Skitter, whose square did not fit into the memory of Polok's GPU.
 Its norm is of A in the host's memory: the whole, beside the kernels that multiply and add up, first with B sent and
-then with B where it is. The limits are those of the GPU, from host memory to host memory, on a smaller grid. The
-clustered graph has 112 million edges, in cliques that a few edges join; its Markov clustering takes three steps, from
-file to file. One GPU is used, the first.
+then with B where it is. The limits are those of the GPU, from host memory to host memory, on a smaller grid. One GPU is
+used, the first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import collections
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import counters
-import numpy as np
 import pipeline
 import record
 
@@ -34,7 +31,6 @@ from spdist.kernels import reduction_spec
 from spdist.kernels.streaming import pipeline as streaming
 from spdist.kernels.streaming.gpu_device import Gpu
 from spdist.matrices.csr import CSR
-from spdist.storage.writer import MatrixWriter
 from spdist.stores.registry import at
 
 SIDES = {False: (412, 256), True: (16, 12)}
@@ -42,12 +38,6 @@ SIDES = {False: (412, 256), True: (16, 12)}
 GRAPH = {False: (20, 8), True: (8, 4)}
 """Scale and edges per vertex of the R-MAT graph: a million rows, where as-Skitter has 1.7 million."""
 TRIALS = 3
-CLIQUE = 31
-"""Vertices that are joined with each other."""
-CLIQUES = {False: 240_000, True: 200}
-JOINED = 20
-"""The first vertices of each so many cliques are joined in a chain."""
-STEPS = 3
 STORED = 1 << 30
 """Entries that are written to measure the rate of the storage."""
 LIMITS_GIB = 1, 4, 60
@@ -90,54 +80,6 @@ def product(name: str, a: Path) -> dict[str, Any]:
     rates = pipeline.storage_rates(str(a), str(a.parent / "scratch.zarr"), 8, min(nnz, STORED))
     entries = spdist.open(a).nnz
     return found | {"storage": rates, "storage_s": max(12 * entries / rates["read"], 12 * nnz / rates["write"])}
-
-
-def cliques(count: int, path: Path) -> None:
-    """Store a graph of cliques whose first vertices, one in JOINED, are joined in a chain."""
-    n, size = count * CLIQUE, 20_000  # cliques at a time
-    writer = MatrixWriter(path, n, np.dtype(np.float32), {})
-    ahead = JOINED * CLIQUE
-    for start in range(0, count, size):
-        cliques_here = np.arange(start, min(start + size, count))
-        rows = (CLIQUE * cliques_here[:, None] + np.arange(CLIQUE)).ravel()
-        columns = np.repeat(CLIQUE * cliques_here[:, None, None] + np.arange(CLIQUE), CLIQUE, axis=1).reshape(
-            -1, CLIQUE
-        )
-        before, after = rows % ahead == 0, (rows % ahead == 0) & (rows + ahead < n)
-        before &= rows >= ahead
-        wide = np.column_stack([rows - ahead, columns, rows + ahead])
-        kept = np.ones(wide.shape, bool)
-        kept[:, 0], kept[:, -1] = before, after
-        kept[:, 1:-1] = columns != rows[:, None]
-        indptr = np.append(0, np.cumsum(kept.sum(axis=1)))
-        indices = wide[kept].astype(np.int32)
-        writer.append(CSR(indptr, indices, np.ones(len(indices), np.float32), (len(rows), n)))
-    writer.close()
-
-
-def clusters(count: int, folder: Path) -> dict[str, Any]:
-    """Cluster a graph of cliques for some steps, file to file, in a fresh process; say whether cliques stay whole."""
-    graph, out = folder / "cliques.zarr", folder / "clusters.txt"
-    begin = time.perf_counter()
-    cliques(count, graph)
-    made = spdist.open(graph)
-    found = {"vertices": made.nrows, "edges": made.nnz // 2, "entries": made.nnz, "steps": STEPS}
-    found["made_s"] = time.perf_counter() - begin
-    limit = ["--memory-limit", "32MiB"] if count < 1000 else []  # walks are stored
-    command = [sys.executable, "-m", "spdist", "markov-clustering", str(graph), "-o", str(out), "--engine",
-               "cuda" if record.has_gpu() else "numba", "--maxiter", str(STEPS), "--no-names", "--overwrite",
-               *limit]  # fmt: skip
-    with counters.Meter() as meter:
-        done = subprocess.run(command, capture_output=True, text=True)
-    if not out.exists():  # after few steps walks still change, which is exit code 1
-        raise SystemExit(f"markov-clustering: {done.stderr.strip()[-800:]}")
-    with out.open() as lines:
-        first = [line.split() for line, _ in zip(lines, range(50), strict=False)]
-    whole = all(len(line) % CLIQUE == 0 for line in first)
-    found |= {"wall_s": meter.seconds, "joules": meter.joules, "said": done.stdout.strip()[-400:], "right": whole}
-    rates = pipeline.storage_rates(str(graph), str(folder / "scratch.zarr"), 8, min(made.nnz, STORED))
-    at(str(graph)).remove()
-    return {**found, "storage": rates}
 
 
 def norm(a: CSR, device: Gpu) -> dict[str, Any]:
@@ -208,15 +150,7 @@ def main() -> int:
             result["limits"].append({"matrix": f"27-point {small}^3", **limited(a, gib << 30)})
             print("limit {memory_limit:,}: {seconds:.3f} s, peak {peak:,}".format(**result["limits"][-1]))
             record.write(result, args.out)
-        del a
-        result["clusters"] = clusters(CLIQUES[args.quick], folder)
-        print("{edges:,} edges, {steps} steps: {wall_s:.1f} s".format(**result["clusters"]))
-        record.write(result, args.out)
-    return (
-        0
-        if all(row["right"] for row in (result["graph"], result["product"], *result["limits"], result["clusters"]))
-        else 1
-    )
+    return int(not all(row["right"] for row in (result["graph"], result["product"], *result["limits"])))
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ def storage_rates(url: str, scratch: str, threads: int, nnz: int) -> dict[str, f
         blocks = list(pool.map(m.rows, cuts[:-1].tolist(), cuts[1:].tolist()))
         read = time.perf_counter() - begin
         size = sum(block.indices.nbytes + block.data.nbytes for block in blocks)
-        chunk = max(1, min(1 << 20, *(block.nnz for block in blocks)))
+        chunk = max(1, min(1 << 20, max(block.nnz for block in blocks)))
         layout = Layout(scratch, m.ncols, m.dtype, chunk, compresses(blocks[0].data))
         pieces = [(b.indices[at : at + chunk], b.data[at : at + chunk])
                   for b in blocks for at in range(0, b.nnz - chunk + 1, chunk)]  # fmt: skip

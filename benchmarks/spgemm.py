@@ -36,6 +36,7 @@ import scipy.io
 import scipy.sparse as sp
 import suite
 
+from spdist.kernels.hyspmm.workspace import BlockSizes, ItemBytes, sent_offsets
 from spdist.matrices.csr import CSR, from_scipy
 
 HERE = Path(__file__).resolve().parent
@@ -123,6 +124,12 @@ def _public(name: str, deterministic: bool, probe: bool) -> Bind:
         return multiply
 
     return bind
+
+
+def sent_duplicated(a: CSR, products: int, value_bytes: int) -> int:
+    """Return the bytes that hySpMM sends for a product in one block, with a row of B for each entry of A."""
+    sizes = BlockSizes(a.nrows, a.nnz, products, b_rows=a.nnz, b_entries=products, distinct=False)
+    return sent_offsets(sizes, ItemBytes(value_bytes, index_bytes=4, pointer_bytes=4))[-1]
 
 
 def products_of(a: CSR, b: CSR) -> int:
@@ -215,16 +222,13 @@ class Bench:
 
         The bound is the longer of what is sent with B duplicated, and C coming back, each at the rate of its way alone.
         """
-        from spdist.kernels.hyspmm import workspace as hyspmm_sizes
-
         for method in set(ON_HOST) & set(ours):
             figures = ours[method]
             if not figures["right"]:
                 continue
             figures["over_cupy"] = theirs["ms"] / figures["ms"] if theirs["right"] else None
             if ON_HOST[method] == "duplicated":
-                sizes = a.nrows, a.nnz, a.nnz, products, 0, self.dtype.itemsize, 4, 4
-                sent = hyspmm_sizes.sent_offsets(*sizes)[-1]
+                sent = sent_duplicated(a, products, self.dtype.itemsize)
                 bound = 1e3 * max(sent / self.pcie["to_device"], figures["c_bytes"] / self.pcie["to_host"])
                 figures |= {"sent": sent, "bound_ms": bound, "of_bound": bound / figures["ms"]}
 

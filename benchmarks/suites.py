@@ -37,6 +37,10 @@ THESIS = "hood,atmosmodl,offshore,bmwcra_1,mono_500Hz,cage12,cca,poisson3Da,orsi
 ROOM = 16 << 30
 """Bytes that the matrices of a suite and their products take at most."""
 CPU = "spdist/kernels/cpu"
+WHOLE_ROWS = tuple(
+    str(path.relative_to(ROOT)) for path in sorted((ROOT / CPU).rglob("*.py")) if path.name != "largest.py"
+)
+"""What products without `top_n` and threshold run on the CPU."""
 GPU = "spdist/kernels/rowwise_gpu", "spdist/kernels/radix_sort.py"
 STREAM = "spdist/kernels/streaming", *GPU
 VECTORS = "spdist/kernels/spmv", "spdist/kernels/bsr"
@@ -59,10 +63,10 @@ SUITES: dict[str, list[list[Benchmark]]] = {
     "cores": [
         [
             Benchmark(
-                "prompt_2cores", "prompt.py --folder FOLDER --budget 330 --workers= --rounds 3", (CPU, *STORED)
+                "prompt_2cores", "prompt.py --folder FOLDER --budget 330 --workers= --rounds 3", (*WHOLE_ROWS, *STORED)
             ),
-            Benchmark("spgemm_cpu", "spgemm_cpu.py", (CPU,)),
-            Benchmark("spgemm_cpu_real", "spgemm_cpu.py --data REAL --stored", (CPU,)),
+            Benchmark("spgemm_cpu", "spgemm_cpu.py", WHOLE_ROWS),
+            Benchmark("spgemm_cpu_real", "spgemm_cpu.py --data REAL --stored", WHOLE_ROWS),
             Benchmark("spmv_cpu", "spmv.py --cpu --folder FOLDER", ("spdist/kernels/spmv/sell",)),
             Benchmark("block_spmv", "block_spmv.py", ("spdist/kernels/bsr",)),
             Benchmark("block_spgemm", "block_spgemm.py", ("spdist/kernels/bsr",)),
@@ -77,7 +81,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark(
                 "predictions_2cores", "predictions.py --folder FOLDER --rounds 3 --engines numba --budget 200", (CPU,)
             ),
-            Benchmark("out_of_core", "out_of_core.py --folder FOLDER", (CPU, *STORED)),
+            Benchmark("out_of_core", "out_of_core.py --folder FOLDER", (*WHOLE_ROWS, *STORED)),
             Benchmark("importing", "importing.py --size 0.1 --folder FOLDER", IMPORTS),
             Benchmark("neighbors", "neighbors.py --only '20,000 documents' '20,000 cells'", (*NEIGHBORS, CPU)),
             Benchmark("object_store", "object_store.py", ("spdist/stores",), "AWS_ENDPOINT_URL"),
@@ -125,15 +129,26 @@ SUITES: dict[str, list[list[Benchmark]]] = {
         [
             Benchmark("prompt_gpu",
                       "prompt.py --folder FOLDER --budget 450 --workers= --cases 16^3 100^3 '18 x 8' 'A @ P'",
-                      (*STREAM, CPU, *STORED)),
+                      (*STREAM, *WHOLE_ROWS, *STORED)),
         ],
         [
-            Benchmark("predictions_gpu", "predictions.py --folder FOLDER --budget 150 --rounds 3", STREAM),
-            Benchmark("cores_16", "cores.py --threads 1,2,4,8,16 --data REAL --budget 180", (CPU,)),
-        ],
-        [
-            Benchmark("clustering", "clustering.py --engine cuda numba --rounds 3 --limit 60", (CLUSTERING, CPU, *GPU)),
+            Benchmark("predictions_gpu",
+                      "predictions.py --folder FOLDER --engines cuda --budget 150 --rounds 3", STREAM),
+            Benchmark("clusters", "clusters.py --folder FOLDER", (CLUSTERING, *STREAM, *STORED)),
             Benchmark("neighbors_gpu", "neighbors.py", (*NEIGHBORS, CPU, *GPU)),
+        ],
+        [
+            Benchmark(
+                "cores_16",
+                "cores.py --threads 1,2,4,8,16 --data REAL --budget 180 --only top masked min_plus norm operator"
+                " 27-point R-MAT Erdos brack2 cage10 bcsstk16 debian memplus pwt",
+                (CPU,),
+            ),
+        ],
+        [
+            Benchmark("clustering",
+                      "clustering.py --engine cuda numba --rounds 3 --limit 60 --options='--memory-limit 60GiB'"
+                      " --only human_gene_GO 'planted 100,000' 'R-MAT 14 x 16'", (CLUSTERING, CPU, *GPU)),
             Benchmark("solvers", "solvers.py --gpu --workers 1", ("spdist/operators",)),
         ],
     ],
@@ -144,7 +159,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
                       "prompt.py --folder FOLDER --budget 450 --gpus 1,2 --engines auto cuda --workers= --cases 220"
                       " --no-calls", STREAM),
             Benchmark("solvers_gpus", "solvers.py --gpu --workers 1,2", ("spdist/operators",)),
-            Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED, CLUSTERING)),
+            Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED)),
         ]
     ],
 }  # fmt: skip

@@ -9,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from spdist.matrices.csr import CSR
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -93,6 +96,17 @@ def test_a_digest_is_that_of_every_python(suites, tmp_path):
 def test_every_path_that_a_suite_names_is_there(suites):
     named = {path for parts in suites.SUITES.values() for part in parts for one in part for path in one.paths}
     assert all((ROOT / path).exists() for path in named)
+
+
+@pytest.mark.parametrize("value_bytes", [4, 8])
+def test_a_duplicated_block_sends_a_row_of_b_for_each_entry_of_a(monkeypatch, value_bytes):
+    """Two rows of 3 entries and 1, which expand to 10 products; each of the seven arrays ends at a multiple of 256."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    spgemm = importlib.import_module("spgemm")
+    a = CSR(np.array([0, 3, 4]), np.array([0, 1, 2, 1]), np.ones(4), (2, 3))
+    assert spgemm.sent_duplicated(a, 10, value_bytes) == 6 * 256
+    many = spgemm.sent_duplicated(a, 10_000_000, value_bytes)
+    assert 0 <= many - 10_000_000 * (value_bytes + 4) < 8 * 256
 
 
 def test_the_guard_finds_a_call_that_stays_slower(monkeypatch):

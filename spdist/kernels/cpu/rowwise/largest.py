@@ -8,7 +8,8 @@ values are, the row is made again with marks. The row is made tile by tile, so t
 Under a threshold most products can be left out. A part of a row is the products of one entry of A; it adds at most its
 value times the peak of its row of B. Parts that together stay far below the threshold are left out at first, long ones
 before short ones: a column that the others bring close enough is a candidate, and candidates are summed up again from
-all parts, in the order of A's entries. Bounds of partial sums skip lists in the same way in the search of all similar
+all parts, in the order of A's entries. A candidate is searched in each part, which pays if parts are long and few: rows
+of many short parts are made whole. Bounds of partial sums skip lists in the same way in the search of all similar
 pairs: R. Bayardo, Y. Ma, R. Srikant, "Scaling Up All Pairs Similarity Search", WWW 2007.
 """
 
@@ -47,9 +48,11 @@ MOST_ORDERED = 1 << 8
 LEFT_OUT = 0.65
 """Share of the threshold that the parts left out may add together."""
 GAIN = 2
-"""Products of a row to one of the parts that are not left out, at least."""
-SEARCH = 64
-"""Products of a row to each of its candidates, at least."""
+"""Products of a row to one that is added in spite of parts left out, and to one added while columns are searched."""
+SEARCH = 32
+"""Products that are added while one column is searched in a row of B."""
+FEW = 4
+"""Candidates of a row that pays, at least."""
 
 
 @tight
@@ -112,6 +115,9 @@ def make_candidates(
     parts, least = end - begin, np.float64(selection.least)
     if parts > MOST_ORDERED:
         return False, np.uintp(0)
+    most_searched = np.uintp(extent.products) // np.uintp(GAIN)
+    if searched(b, a.indices, begin, end, np.uintp(FEW)) > most_searched:
+        return False, np.uintp(0)
     whole = order_parts(product, begin, end, peaks, order, selection.costs)
     slack = np.float64(8 * parts + 16) * selection.epsilon * whole  # of all roundings of a sum
     if whole + slack < least:
@@ -144,7 +150,7 @@ def make_candidates(
         else:
             window.totals[j] = zero
         window.hits[j] = np.uint8(0)
-    pays = np.uintp(SEARCH) * found <= np.uintp(extent.products)
+    pays = searched(b, a.indices, begin, end, found) <= most_searched
     near = np.uintp(0)
     for t in range(found):
         j = np.uintp(c.indices[t])
@@ -164,6 +170,16 @@ def make_candidates(
             c.data[n] = total
             n += np.uintp(1)
     return True, n
+
+
+@inlined
+def searched(b: RowRanges, parts: IndexArray, begin: np.uintp, end: np.uintp, candidates: np.uintp) -> Any:
+    """Return the products that are added while candidates are searched in a row's parts: all of a part at most."""
+    found = np.uintp(0)
+    for p in range(begin, end):
+        k = np.uintp(parts[p])
+        found += min(np.uintp(b.stops[k] - b.starts[k]), np.uintp(SEARCH) * candidates)
+    return found
 
 
 @part
