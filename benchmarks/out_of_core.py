@@ -151,10 +151,10 @@ def measure(name: str, kind: str, parameters: dict[str, Any], folder: Path, runs
     allowed = 0.15 * limit + 40e6
     parts_s = computing + reading + writing
     return {
-        "case": name, "nnz_c": c.nnz, "c_over_limit": c.nbytes / limit, "blocks": len(plan.blocks), "wall_s": wall,
-        "in_memory_s": computing, "read_s": reading, "write_s": writing, "ratio": wall / parts_s,
-        "limit_mb": limit / 1e6, "peak_mb": max(memory) / 1e6, "allowed_mb": (limit + allowed) / 1e6,
-        "stages": report.stages, "verified": api.verify(a, a, c).ok,
+        "case": name, "nnz_c": c.nnz, "c_over_limit": c.nbytes / limit, "blocks": len(plan.blocks),
+        "wall_s": wall, "trials_s": walls, "in_memory_s": computing, "read_s": reading, "write_s": writing,
+        "ratio": wall / parts_s, "limit_mb": limit / 1e6, "peak_mb": max(memory) / 1e6,
+        "allowed_mb": (limit + allowed) / 1e6, "stages": report.stages, "verified": api.verify(a, a, c).ok,
     }  # fmt: skip
 
 
