@@ -159,7 +159,7 @@ SUITES: dict[str, list[list[Benchmark]]] = {
         [
             Benchmark("scaling", "scaling.py --folder FOLDER --workers 1,2 --weak", STREAM),
             Benchmark("prompt_gpus",
-                      "prompt.py --folder FOLDER --budget 450 --gpus 1,2 --engines auto cuda --workers= --cases 220"
+                      "prompt.py --folder FOLDER --budget 350 --gpus 1,2 --engines cuda --workers= --cases 220 'A @ P'"
                       " --no-calls", STREAM),
             Benchmark("solvers_gpus", "solvers.py --gpu --workers 1,2", ("spdist/operators",)),
             Benchmark("large", "large.py --folder FOLDER", (*STREAM, *STORED)),
@@ -221,18 +221,21 @@ def run(one: Benchmark, folder: Path, real: Path, out: Path, limit: float) -> st
         return ""
     words = shlex.split(one.words.replace("FOLDER", str(folder)).replace("REAL", str(real)))
     command = [sys.executable, str(HERE / words[0]), *words[1:], "--out", str(out / f"{one.name}.json")]
-    log = out / f"{one.name}.log"
+    log, made = out / f"{one.name}.log", out / f"{one.name}.json"
+    before = made.read_bytes() if made.exists() else b""
+    facts: dict[str, object] = {"digest": digest(one.paths)}
     try:
         with log.open("w") as said:
             code = subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, timeout=limit).returncode
     except subprocess.TimeoutExpired:
-        return f"stopped after {limit:.0f} s"
-    if code:
-        return f"exit code {code}: {(log.read_text().strip().splitlines() or ['nothing was said'])[-1][:200]}"
-    log.unlink()
-    made = out / f"{one.name}.json"
-    made.write_text(json.dumps({**json.loads(made.read_text()), "digest": digest(one.paths)}, indent=1) + "\n")
-    return ""
+        facts["stopped_after_s"] = limit  # what was recorded until then is kept, and says that it is a part
+    else:
+        if code:
+            return f"exit code {code}: {(log.read_text().strip().splitlines() or ['nothing was said'])[-1][:200]}"
+        log.unlink()
+    if made.exists() and made.read_bytes() != before:
+        made.write_text(json.dumps({**json.loads(made.read_text()), **facts}, indent=1) + "\n")
+    return f"stopped after {limit:.0f} s" if "stopped_after_s" in facts else ""
 
 
 def scratch_folder() -> str | None:

@@ -107,7 +107,7 @@ def hyspmm() -> str:
          "repeated with B there: "
          + ", ".join(f"{name} {100 * share:.0f} %" for name, share in hidden.items())
          + f". The nine matrices, which fit: {hiding(some)}",
-         f"beaten by {min(hidden.values()) / 0.2:.1f} or more where C does not fit, on other matrices; not reached on {len(thesis) - len(some)} of the nine: a "
+         f"beaten by {min(hidden.values()) / 0.2:.1f} or more where C does not fit, on other matrices; not reached on {len(thesis) - len(some) if some else 'any'} of the nine: a "
          "product takes milliseconds, and what is neither copy nor kernel takes longer than could be hidden"),
         ("table 4.1", "i7-2600K, GeForce Titan", "every record names its host", "illustration"),
         ("table 4.2", "nine matrices, 7 k to 10.6 M entries",

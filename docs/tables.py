@@ -76,7 +76,11 @@ def device(name: str) -> str:
 
 def source(*names: str) -> str:
     """Return the line under a table that says where its figures are from."""
-    lines = [f"[{name}](../benchmarks/results/{name}.json) ({device(name)})" for name in names]
+    lines = []
+    for name in names:
+        stopped = record(name).get("stopped_after_s")
+        part = f", stopped after {stopped:.0f} s, before its last cases" if stopped else ""
+        lines.append(f"[{name}](../benchmarks/results/{name}.json) ({device(name)}{part})")
     return f"Record: {'; '.join(lines)}.\n"
 
 

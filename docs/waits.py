@@ -137,9 +137,9 @@ def cores(name: str) -> str:
 
 
 def _means_and_rates(found: Any) -> str:
-    """Return the end of a sentence: means of ratios and STREAM's triad; of a run that was ended early, that it was."""
+    """Return the end of a sentence: means of ratios and STREAM's triad, unless the run was stopped before them."""
     if "summary" not in found:
-        return ". The run was ended before the last squares and STREAM's triad."
+        return "."
     rates = ", ".join(f"{n}: {rate / 1e9:.1f}" for n, rate in found["triad_bytes_s"].items())
     means = "; ".join(
         f"{what} {ratios['geometric_mean']:.2f}, least {ratios['least']:.2f}"

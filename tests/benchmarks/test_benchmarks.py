@@ -150,6 +150,23 @@ def test_a_suite_says_what_failed_and_goes_on(tmp_path):
     assert not list(tmp_path.glob("*.json"))
 
 
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_was_recorded_before_a_stop_is_kept_as_a_part(suites, monkeypatch, tmp_path, writes):
+    made = tmp_path / "some.json"
+    made.write_text('{"rows": "old"}')
+
+    def stop(command, timeout, **_):
+        if writes:
+            made.write_text('{"rows": [1]}')
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(suites.subprocess, "run", stop)
+    one = suites.Benchmark("some", "some.py", ("Makefile",))
+    assert suites.run(one, tmp_path, tmp_path, tmp_path, 7.0) == "stopped after 7 s"
+    part = {"rows": [1], "digest": suites.digest(one.paths), "stopped_after_s": 7.0}
+    assert json.loads(made.read_text()) == (part if writes else {"rows": "old"})
+
+
 @pytest.mark.parametrize(
     ("new", "slower"),
     [([1.2, 1.2, 1.21], True), ([0.8, 1.04, 1.3], False), ([1.04, 1.04, 1.04], False), ([0.5] * 3, False)],
