@@ -84,8 +84,9 @@ SUITES: dict[str, list[list[Benchmark]]] = {
             Benchmark("out_of_core", "out_of_core.py --folder FOLDER", (*WHOLE_ROWS, *STORED)),
             Benchmark("importing", "importing.py --size 0.1 --folder FOLDER", IMPORTS),
             Benchmark("clustering_cpu",
-                      "clustering.py --engine numba --rounds 3 --limit 120"
-                      " --only 1138_bus 'planted 100,000' 'R-MAT 14 x 16'", (CLUSTERING, CPU)),
+                      "clustering.py --engine numba --rounds 3 --limit 120 --data REAL --only 1138_bus ca-CondMat"
+                      " facebook_combined web-indochina-2004 email-Enron 'planted 100,000' 'R-MAT 14 x 16'",
+                      (CLUSTERING, CPU)),
             Benchmark("neighbors", "neighbors.py --only '20,000 documents' '20,000 cells'", (*NEIGHBORS, CPU)),
             Benchmark("object_store", "object_store.py", ("spdist/stores",), "AWS_ENDPOINT_URL"),
             Benchmark("from_dask", "from_dask.py --entries 200000000", STORED),
