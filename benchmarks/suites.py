@@ -224,19 +224,23 @@ def run(one: Benchmark, folder: Path, real: Path, out: Path, limit: float) -> st
     command = [sys.executable, str(HERE / words[0]), *words[1:], "--out", str(out / f"{one.name}.json")]
     log, made = out / f"{one.name}.log", out / f"{one.name}.json"
     before = made.read_bytes() if made.exists() else b""
-    facts: dict[str, object] = {"digest": digest(one.paths)}
+    problem = ""
     try:
         with log.open("w") as said:
             code = subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, timeout=limit).returncode
     except subprocess.TimeoutExpired:
-        facts["stopped_after_s"] = limit  # what was recorded until then is kept, and says that it is a part
+        problem = f"stopped after {limit:.0f} s"
     else:
         if code:
             return f"exit code {code}: {(log.read_text().strip().splitlines() or ['nothing was said'])[-1][:200]}"
+    if not made.exists() or made.read_bytes() == before:
+        return problem or "it made no record"
+    # what was recorded until a stop is kept, and says that it is a part
+    facts = {"digest": digest(one.paths), **({"stopped_after_s": limit} if problem else {})}
+    made.write_text(json.dumps({**json.loads(made.read_text()), **facts}, indent=1) + "\n")
+    if not problem:
         log.unlink()
-    if made.exists() and made.read_bytes() != before:
-        made.write_text(json.dumps({**json.loads(made.read_text()), **facts}, indent=1) + "\n")
-    return f"stopped after {limit:.0f} s" if "stopped_after_s" in facts else ""
+    return problem
 
 
 def scratch_folder() -> str | None:

@@ -167,6 +167,12 @@ def test_what_was_recorded_before_a_stop_is_kept_as_a_part(suites, monkeypatch, 
     assert json.loads(made.read_text()) == (part if writes else {"rows": "old"})
 
 
+def test_a_benchmark_that_makes_no_record_has_failed(suites, monkeypatch, tmp_path):
+    monkeypatch.setattr(suites.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0))
+    one = suites.Benchmark("some", "some.py", ("Makefile",))
+    assert suites.run(one, tmp_path, tmp_path, tmp_path, 7.0) == "it made no record"
+
+
 @pytest.mark.parametrize(
     ("new", "slower"),
     [([1.2, 1.2, 1.21], True), ([0.8, 1.04, 1.3], False), ([1.04, 1.04, 1.04], False), ([0.5] * 3, False)],
